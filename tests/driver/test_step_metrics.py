@@ -70,9 +70,7 @@ def hand_made(packer, chains=None):
     }
     figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
     sharing = "off" if chains is None else "on"
-    return BatchPlan(
-        n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures
-    )
+    return BatchPlan(packer=packer, sharing=sharing, layouts=layouts, figures=figures)
 
 
 def figures_of(call, layout, chains):

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 def detect(rows, *, images=False, **fields):
     batch = put_grown_sessions(rows, **fields)
-    return PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=images)
+    return PrefixDetection(batch, may_have_images=images)
 
 
 def continued(rows, **fields):

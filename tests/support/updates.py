@@ -124,7 +124,7 @@ def plan_of(
         pad_tokens=pad_tokens,
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
-    tries = PrefixDetection(batch, tokens_R).by_outputs
+    tries = PrefixDetection(batch).by_outputs
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, zero_advantage), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0 or shared["dp_size"] == 1, (

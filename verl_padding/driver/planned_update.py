@@ -90,7 +90,7 @@ class PlannedUpdate(PaddedBatch):
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.tags)
-            self.prefixes = PrefixDetection(batch, self._tokens_R, may_have_images=job.has_images)
+            self.prefixes = PrefixDetection(batch, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys:
                 self._prepare_rows(batch)

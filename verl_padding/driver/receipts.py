@@ -6,14 +6,13 @@ adds there, and without an error.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
-Given = ParamSpec("Given")
-Returned = TypeVar("Returned")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 STAMPS = "_verl_padding_stamps"
 """Attribute of a method that leaves a receipt."""
@@ -76,15 +75,13 @@ class Receipts:
         return getattr(own, "__module__", "verl").split(".")[0] == "verl"
 
 
-def leaves_receipt(
-    method: Callable[Concatenate[Any, Given], Returned],
-) -> Callable[Concatenate[Any, Given], Returned]:
+def leaves_receipt(method: Method) -> Method:
     """A method of a trainer that leaves a receipt in its ``receipts`` when it is called."""
 
     @wraps(method)
-    def stamped(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
+    def stamped(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.receipts.stamp(method.__name__)
         return method(self, *args, **kwargs)
 
     setattr(stamped, STAMPS, True)
-    return stamped
+    return cast(Method, stamped)

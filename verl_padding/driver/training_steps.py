@@ -132,8 +132,7 @@ class TrainingSteps:
         self._saved.update(made)
         metrics.update(step_metrics.worker_metrics(metrics))
         if self._job.padding.timing:
-            with simple_timer("timing_s/padding/timing", metrics):
-                update.timings = read_timings(self._worker_groups)
+            update.timings = read_timings(self._worker_groups)
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
@@ -151,19 +150,18 @@ class TrainingSteps:
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
-        with simple_timer("timing_s/padding/rows", metrics):
-            rows_of = [update.trained_rows() for update in self._updates]
-            metrics.update(batch_metrics.session_metrics(rows_of))
-            metrics.update(batch_metrics.advantage_metrics(rows_of))
-            # In the place of what verl's trainer has computed just before, of real rows alone.
-            tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
-            tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
-            response = sum(int(rows.response_R.sum()) for rows in rows_of)
-            response += sum(update.n_counted_pads for update in self._updates)  # a token each
-            n_gpus = self._trainer._get_n_gpus_for_throughput()
-            performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
-            metrics.update(performance)
-            write_record(self._job, step, self._updates, rows_of)
+        rows_of = [update.trained_rows() for update in self._updates]
+        metrics.update(batch_metrics.session_metrics(rows_of))
+        metrics.update(batch_metrics.advantage_metrics(rows_of))
+        # In the place of what verl's trainer has computed just before, of real rows alone.
+        tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
+        tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
+        response = sum(int(rows.response_R.sum()) for rows in rows_of)
+        response += sum(update.n_counted_pads for update in self._updates)  # a token each
+        n_gpus = self._trainer._get_n_gpus_for_throughput()
+        performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
+        metrics.update(performance)
+        write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
         """A with-block in which TransferQueue has neither the rows that the step has trained nor

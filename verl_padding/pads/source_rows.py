@@ -86,10 +86,11 @@ def _weight(key: str, value: object) -> float:
         weight = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         weight = math.nan
-    if not math.isfinite(weight) or weight < 0:
+    # So that float32 holds what a gradient is multiplied by, whatever the other rows weigh.
+    if not (weight == 0 or 1e-9 <= weight <= 1e9):
         raise PaddingDataError(
-            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Correct it "
-            "in the agent loop."
+            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not 0, nor a number from 1e-9 to 1e9. Correct "
+            "it in the agent loop."
         )
     return weight
 

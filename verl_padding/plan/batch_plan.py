@@ -44,8 +44,6 @@ class LayoutFigures:
 class BatchPlan:
     """A layout for each worker call, of the same real rows and as many pads as the call needs."""
 
-    n_rows: int
-    """Real rows."""
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or the plan."""
     sharing: Sharing = "off"

@@ -71,7 +71,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             figures[name] = score_layout(layouts[name], costs)
         layouts[name], figures[name] = layouts[same], figures[same]
     return BatchPlan(
-        n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,

@@ -32,6 +32,7 @@ from verl_padding.pads.queue import (
     read_extra_fields,
     read_fields,
 )
+from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.upsampling import images_of_rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import (
@@ -69,15 +70,12 @@ class PrefixDetection:
 
     Args:
         batch: real rows in TransferQueue.
-        tokens_R: tokens of each row, prompt and response.
         may_have_images: whether the job's models look at images or sounds.
     """
 
-    def __init__(
-        self, batch: KVBatchMeta, tokens_R: Sequence[int], *, may_have_images: bool = False
-    ):
+    def __init__(self, batch: KVBatchMeta, *, may_have_images: bool = False):
         self._keys, self._partition = list(batch.keys), batch.partition_id
-        self._tokens_R = tokens_R
+        self._tokens_R = tokens_of_tags(batch.tags)
         self._may_have_images, self._batch = may_have_images, batch
 
     @cached_property

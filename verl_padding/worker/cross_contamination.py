@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
@@ -33,7 +32,7 @@ from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
-from verl_padding.worker.training_workers import answer, training_workers
+from verl_padding.worker.training_workers import answer, training_workers, worker_data
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -168,20 +167,15 @@ def _outputs(
     rank that has no outputs."""
     micro_batch_size, rows = len(rows), rows * _schedule_multiple(training_worker.engine)
     ones = [torch.ones_like(ids) for ids in rows]
-    response_masks = [mask[1:] for mask in ones]
-    fields = {
-        "input_ids": rows,
-        "position_ids": [
-            torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows
-        ],
-        "attention_mask": ones,
-        "loss_mask": response_masks,
-        "response_mask": response_masks,
-        "prompts": [ids[:1] for ids in rows],
-        "responses": [ids[1:] for ids in rows],
-    }
-    jagged = {name: tu.nested_tensor_from_tensor_list(values) for name, values in fields.items()}
-    data = TensorDict(jagged, batch_size=len(rows))
+    positions = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
+    masks = [mask[1:] for mask in ones]
+    data = worker_data(
+        rows,
+        position_ids=positions,
+        attention_mask=ones,
+        loss_mask=masks,
+        response_mask=masks,
+    )
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:
