@@ -125,10 +125,6 @@ class PaddedTrainer(VerlTrainer):
         return super()._compute_old_log_prob(batch, metrics)
 
     @leaves_receipt
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_ref_log_prob(batch, metrics)
-
-    @leaves_receipt
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         by_verl = super()._compute_advantage
         return compute_advantages(batch, metrics, by_verl, self._job, self.steps.current)

@@ -18,8 +18,8 @@ STAMPS = "_verl_padding_stamps"
 """Attribute of a method that leaves a receipt."""
 SET_UP = ("_init_tokenizer", "_build_replay_buffer")
 UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")
-"""Once in each local update, in every mode; REFERENCE too in a job that has one."""
-REFERENCE, PROMPTS, SAVED = "_compute_ref_log_prob", "_fetch_one_gen_batch", "_save_checkpoint"
+"""Once in each local update, in every mode."""
+PROMPTS, SAVED = "_fetch_one_gen_batch", "_save_checkpoint"
 STEP = ("step", "_step_once")
 METRICS = "_compute_metrics"
 WAY_TO_PROMPTS = ("prepare_step", "_add_batch_to_generate", "_next_train_batch")
@@ -40,14 +40,13 @@ class Receipts:
                 self.check_metrics_ran()
             self._came -= {*STEP, METRICS, SAVED}
         if method == "_step_once":
-            self._came -= {*UPDATE, REFERENCE}
+            self._came -= {*UPDATE}
         self._came.add(method)
 
     def end_local_update(self) -> None:
         """Refuses a local update that came without one of its methods."""
         prompts = PROMPTS if all(map(self._is_verls, WAY_TO_PROMPTS)) else ""
-        reference = REFERENCE if self._trainer.use_reference_policy else ""
-        self._expect("a local update", *SET_UP, prompts, "step", *UPDATE, reference)
+        self._expect("a local update", *SET_UP, prompts, "step", *UPDATE)
 
     def end_step(self, *, saved: bool) -> None:
         """Refuses a global step that came without one of its methods."""

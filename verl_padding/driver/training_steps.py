@@ -39,13 +39,9 @@ TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
 
 
-UPDATING = ("_compute_old_log_prob", "_update_actor", "_step_once")
-"""Methods of verl's trainer that write old log-probs, or update the actor."""
-
-
 def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
-    for name in UPDATING:
+    for name in ("_compute_old_log_prob", "_update_actor", "_step_once"):
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
             why = "your own trainer may write old log-probs, or update the actor twice"

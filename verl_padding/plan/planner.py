@@ -1,6 +1,6 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import chain
 
@@ -53,7 +53,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         .without(rows.zero_advantage if update.drops_zero_advantage else ())
         for name, update in job.updates.items()
     }
-    whole = _whole_batch(rows, cuts.values())
+    # A pass gets as many pads as updates whose mini-batches have a fixed size.
+    fixed = [len(cut.rows_M) * cut.mini_batch_rows for cut in cuts.values() if cut.mini_batch_rows]
+    whole = MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     inputs: dict[str, object] = {}
@@ -78,12 +80,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         tries=rows.tries,
         warnings=tuple(_warnings(rows, cuts)),
     )
-
-
-def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
-    """All rows, for a pass, and as many pads as updates whose mini-batches have a fixed size."""
-    fixed = [len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows]
-    return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
 
 
 def _warnings(rows: Rows, cuts: Mapping[str, MiniBatches]) -> Iterator[str]:
