@@ -177,10 +177,6 @@ class PlannedUpdate(PaddedBatch):
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
 
-    def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether a worker call with these rows, in any order, is one of the update's."""
-        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
-
     def prepare_call(self, call: str) -> None:
         """Comes before a worker call.
 
@@ -203,7 +199,13 @@ class PlannedUpdate(PaddedBatch):
             if dropped != self._dropped:
                 self._dropped = dropped
                 with simple_timer(PLAN_SECONDS, self.seconds):
-                    self.replace_layout(ACTOR, self._plan_calls(self.batch.keys, dropped))
+                    plan = self._plan_calls(self.batch.keys, dropped)
+                    self.plan = replace(
+                        self.plan,
+                        layouts={**self.plan.layouts, ACTOR: plan.layouts[ACTOR]},
+                        figures={**self.plan.figures, ACTOR: plan.figures[ACTOR]},
+                    )
+                    vars(self).pop("mask_R", None)  # read anew
                     self.put_pads()
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -120,14 +119,6 @@ class PaddedBatch:
             # They are known before they are put: whatever happens, they are taken out again.
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
-
-    def replace_layout(self, call: str, plan: BatchPlan) -> None:
-        """Has a call follow another plan of the same mini-batches, whose pads :meth:`put_pads`
-        puts."""
-        layouts = {**self.plan.layouts, call: plan.layouts[call]}
-        figures = {**self.plan.figures, call: plan.figures[call]}
-        self.plan = replace(self.plan, layouts=layouts, figures=figures)
-        vars(self).pop("mask_R", None)  # read anew
 
     def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each mini-batch.

@@ -105,7 +105,9 @@ def _probe(
         return limit
     one, exchanged, changed, again = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], exchanged[1])
-    leak_limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
+    has_experts = any(getattr(text, name, None) for name in EXPERTS)
+    rounds_more = has_experts or has_linear_attention(text.to_dict())
+    leak_limit = (LEAK_OF_EXPERTS if rounds_more else LEAK) * own
     size = float(one[1].abs().mean())
     rounding = max(
         ROUNDING * torch.finfo(torch.float32).eps * size, REPEATS * _distance(one[1], again[1])
@@ -152,12 +154,6 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
         (around, around[::-1], around, around), (row, row, other, row), strict=True
     ):
         yield [before, each, after, *(torch.cat([each, end]) for end in (rest, rest.flip(0)))]
-
-
-def _rounds_more(text: Any) -> bool:
-    """Whether a model's outputs depend on more than the rounding of sums."""
-    has_experts = any(getattr(text, name, None) for name in EXPERTS)
-    return has_experts or has_linear_attention(text.to_dict())
 
 
 def _outputs(
