@@ -105,10 +105,9 @@ class TrainingSteps:
     def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:
         """The update that has planned a worker call; a PaddingDataError for a call that it has not
         planned, or that brings other rows."""
-        update = self.current
-        if update is not None and call in update.plan.layouts:
-            if sorted(batch.keys) == sorted(update.batch.keys):
-                return update
+        update, keys = self.current, sorted(batch.keys)
+        if update is not None and call in update.plan.layouts and sorted(update.batch.keys) == keys:
+            return update
         raise PaddingDataError(
             f"worker call {call!r}: {plural(len(batch), 'row')} in TransferQueue that are not "
             "those of a step, or a call that its plan does not have. Send workers the rows' data "
