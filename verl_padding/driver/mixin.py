@@ -25,8 +25,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
-
 
 def prepare_job(config: DictConfig) -> VerlJob:
     """Checks a job, and puts into its config what verl reads from there later."""
@@ -37,7 +35,9 @@ def prepare_job(config: DictConfig) -> VerlJob:
     agent = config.actor_rollout_ref.rollout.agent
     if not agent.get("agent_loop_manager_class"):
         with open_dict(agent):
-            agent.agent_loop_manager_class = LOOP_MANAGER
+            agent.agent_loop_manager_class = (
+                "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
+            )
     # verl compares the name of the mode with its own and looks up sections of the config by it.
     config.trainer.v1.trainer_mode = job.mode
     return job

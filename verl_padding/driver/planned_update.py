@@ -71,8 +71,7 @@ class PlannedUpdate(PaddedBatch):
         dp_sizes: Mapping[str, int],
         log_once: Callable[..., None],
     ):
-        self._job, self._step, self._seed = job, step, seed
-        self._dp_sizes, self._log_once, self._template = dp_sizes, log_once, template
+        self._job, self._step, self._log_once = job, step, log_once
         self.may_branch: bool | None = None
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
@@ -86,7 +85,6 @@ class PlannedUpdate(PaddedBatch):
         counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
         self._work: dict[str, float] = dict.fromkeys(counted, 0)
         """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
-        self._has_pass = not job.skips_old_log_probs
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.tags)
@@ -99,6 +97,13 @@ class PlannedUpdate(PaddedBatch):
                 # What sees an image may see more than what is before it, by a mask of the model's.
                 if self.may_branch != job.may_branch:
                     self._log("full-prefix sharing only, as rows have images", "images")
+            self._has_pass = not job.skips_old_log_probs
+            self._shape = job.planner_job(
+                dp_sizes=dp_sizes,
+                updates_actor=job.updates_actor(step),
+                seed=seed,
+                pad_tokens=template.length,
+            )
             self.first_plan = self._plan_calls(batch.keys)
             """The plan of all rows, before any is left out."""
             super().__init__(
@@ -154,13 +159,7 @@ class PlannedUpdate(PaddedBatch):
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
-        shape = self._job.planner_job(
-            dp_sizes=self._dp_sizes,
-            updates_actor=self._job.updates_actor(self._step),
-            seed=self._seed,
-            pad_tokens=self._template.length,
-        )
-        tries = None
+        shape, tries = self._shape, None
         if self.may_branch is not None:
             shape, tries = replace(shape, may_branch=self.may_branch), self.prefixes.by_outputs
         # Planned before a pad is put: what is refused leaves the queue as it was.
@@ -185,7 +184,9 @@ class PlannedUpdate(PaddedBatch):
         any pass.
         """
         job = self._job
-        if call == ACTOR and job.skips_old_log_probs and not self.has_old_log_probs():
+        if call != ACTOR:
+            return
+        if job.skips_old_log_probs and not self.has_old_log_probs():
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
@@ -193,7 +194,7 @@ class PlannedUpdate(PaddedBatch):
                     "Set it to True.",
                 )
             self._has_updated = True
-        if call == ACTOR and job.skips_zero_advantage_rows:
+        if job.skips_zero_advantage_rows:
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
