@@ -78,8 +78,8 @@ class Rows:
             parts = parts_of_key(key)
             if parts is None:
                 raise PlanError(
-                    f"row {key!r}: not of the form {{uid}}_{{session}}_{{index}}, where session and "
-                    "index are whole numbers from 0"
+                    f"row {key!r}: not of the form {{uid}}_{{session}}_{{index}}, where session "
+                    "and index are whole numbers from 0"
                 )
             prompt_R.append(parts[0])
         return cls(
