@@ -92,11 +92,6 @@ class PlannedUpdate(PaddedBatch):
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys:
                 self._prepare_rows(batch)
-            if job.shares and batch.keys:
-                self.may_branch = job.may_branch and not self.prefixes.has_images
-                # What sees an image may see more than what is before it, by a mask of the model's.
-                if self.may_branch != job.may_branch:
-                    self._log("full-prefix sharing only, as rows have images", "images")
             self._has_pass = not job.skips_old_log_probs
             self._shape = job.planner_job(
                 dp_sizes=dp_sizes,
@@ -135,6 +130,11 @@ class PlannedUpdate(PaddedBatch):
             )
         if padding.repeated_tokens == "once":
             self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
+        if self._job.shares:
+            self.may_branch = self._job.may_branch and not self.prefixes.has_images
+            # What sees an image may see more than what is before it, by a mask of the model's.
+            if self.may_branch != self._job.may_branch:
+                self._log("full-prefix sharing only, as rows have images", "images")
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
