@@ -28,7 +28,7 @@ from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
-from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.worker.losses import MICRO_BATCHES
 
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -134,19 +134,12 @@ def planned_metrics() -> set[str]:
 def logged_metrics() -> set[str]:
     """Names of all metrics that the plug-in's functions give for jobs of all calls, and those that
     stand in the code."""
-    of_workers = (
-        MICRO_BATCHES,
-        PACKING_EFFICIENCY,
-        "perf/max_memory_allocated_gb",
-        "perf/max_memory_reserved_gb",
-    )
-    named = {f"{update}/{name}": 1.0 for update in UPDATES for name in of_workers}
+    named = {f"{update}/{MICRO_BATCHES}": 1.0 for update in UPDATES}
     trained = [trained_rows({"p_0_0": MadeRow()})]
     told = planned_metrics().union(
         step_metrics.worker_metrics(named),
         batch_metrics.session_metrics(trained),
         batch_metrics.advantage_metrics(trained),
-        batch_metrics.role_metrics(trained, [["lead"]]),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
         (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )

@@ -76,7 +76,7 @@ def test_the_pass_is_skipped_until_the_rows_fill_a_second_step():
         metrics = {}
         trainer._balance_batch(batch, metrics)
         assert metrics["padding/actor/optimizer_steps/total"] == 1 + (sessions > 8)
-        assert trainer.steps.current.has_planned(LOG_PROB, batch) == makes_pass
+        assert (LOG_PROB in trainer.steps.current.plan.layouts) == makes_pass
     asked = padded_trainer(*one_step, by_rows[0], "padding.recompute_old_log_probs=false")
     batch = put_rows([(5, 3)] * 9, [f"p{i % 4}_{i // 4}_0" for i in range(9)])
     with pytest.raises(PaddingConfigError, match=r"padding\.optimizer_steps=by_rows: "):

@@ -127,10 +127,9 @@ def test_metrics_that_do_not_come_after_the_last_step_are_refused():
         ({}, {"global_steps": 2}),
         ({"save_freq": -1}, {}),
         ({"critic_warmup": 5}, {}),
-        ({}, {"use_reference_policy": False}),
         ({}, {"parameter_sync_step": 1}),
     ],
-    ids=["validation", "ended before", "not saved", "critic alone", "no reference", "one update"],
+    ids=["validation", "ended before", "not saved", "critic alone", "one update"],
 )
 def test_a_run_that_calls_fewer_methods_by_its_settings_passes(settings, attributes):
     trainer = trainer_with(_validate=lambda self: {"accuracy": 1.0})

@@ -5,7 +5,7 @@ import pytest
 from tests.support.call_costs import costs_of
 from tests.support.drawn_jobs import tries_of_chains
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.driver.step_metrics import WorkDone, plan_metrics, saved_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.mini_batch_costs import score_layout
@@ -40,6 +40,8 @@ OF_ITS_MICRO_BATCHES = {
     "padding/log_prob/micro_batch_imbalance": (50 + 35) / (107 / 2),
     "padding/log_prob/micro_batches": 2,
     "padding/log_prob/packing_efficiency": 105 / (2 * 2 * 60),
+    "padding/actor/packing_efficiency": 105 / (3 * 2 * BUDGETS["actor"]),
+    "padding/critic/packing_efficiency": 105 / (1 * 2 * BUDGETS["critic"]),
 }
 CHAINS = [0, 0, 2, 3, 2]
 """Rows 0 and 1 are a chain, and rows 4 and 2."""
@@ -53,9 +55,6 @@ OF_SHARING = {
 }
 OF_THE_WORKERS = {
     "padding/actor/micro_batches": 3.0,
-    "padding/actor/packing_efficiency": 0.75,
-    "padding/actor/max_memory_allocated_gb": 1.5,
-    "padding/actor/max_memory_reserved_gb": 2.5,
     "padding/critic/micro_batches": 4.0,
 }
 
@@ -71,9 +70,7 @@ def hand_made(packer, chains=None):
     }
     figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
     sharing = "off" if chains is None else "on"
-    return BatchPlan(
-        n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures
-    )
+    return BatchPlan(packer=packer, sharing=sharing, layouts=layouts, figures=figures)
 
 
 def figures_of(call, layout, chains):
@@ -95,29 +92,11 @@ def test_what_is_shared_is_counted_by_micro_batch():
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
 
 
-def test_what_is_saved_is_counted_over_all_calls():
-    told = saved_metrics(WorkDone(computed=600, shared=25, zero_advantage=90), pass_tokens=0)
-    assert told == {
-        "padding/computed_tokens/total": 600,
-        "padding/saved/shared_tokens/total": 25,
-        "padding/saved/zero_advantage_tokens/total": 90,
-        "padding/saved/old_log_prob_tokens/total": 0,
-        "padding/saved/passes/total": 0,
-    }
-    told = saved_metrics(WorkDone(), pass_tokens=105)
-    assert told["padding/saved/old_log_prob_tokens/total"] == 105
-    assert told["padding/saved/passes/total"] == 1
-
-
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
     metrics = {
         "actor/padding/micro_batches": 3.0,
-        "actor/padding/packing_efficiency": 0.75,
-        "actor/perf/max_memory_allocated_gb": 1.5,
-        "actor/perf/max_memory_reserved_gb": 2.5,
         "actor/lr": 0.1,
         "critic/padding/micro_batches": 4.0,
     }
     assert worker_metrics(metrics) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
-    memory = {f"actor/perf/max_memory_{what}_gb" for what in ("allocated", "reserved")}
-    assert metrics.keys() == {"actor/lr"} | memory, "ours leave verl's metrics, and verl's stay"
+    assert metrics.keys() == {"actor/lr"}, "ours leave verl's metrics, and verl's stay"

@@ -65,7 +65,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
     local_updates, monkeypatch, tmp_path
 ):
     folder = tmp_path / "steps"
-    trainer, metrics = trained_step(
+    trainer, _ = trained_step(
         monkeypatch,
         "padding.record=true",
         f"trainer.default_local_dir={tmp_path}",
@@ -110,7 +110,6 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
             place = row.places[ACTOR]
             assert row.row in layout.rows_MDK[place.mini_batch][place.rank][place.micro_batch]
             assert row.places[LOG_PROB] == Place(0, place.rank, row.places[LOG_PROB].micro_batch)
-    assert metrics["timing_s/padding/rows"] > 0
 
 
 def test_a_file_that_cannot_be_written_ends_no_step(monkeypatch, tmp_path, caplog):

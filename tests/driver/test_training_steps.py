@@ -179,11 +179,11 @@ def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch
         raise RuntimeError("a worker died")
 
     monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
-    with pytest.MonkeyPatch.context() as lost, pytest.raises(RuntimeError, match="a worker died"):
+    with pytest.MonkeyPatch.context() as lost, pytest.raises(ConnectionError) as raised:
         trainer._step_once({}, {}, 1)
+    assert str(raised.value.__context__) == "a worker died"
     left = queue_content()
     assert any(tag.get("is_padding") for tag in left.values())
-    assert "could not be cleared" in caplog.text
     with caplog.at_level(logging.WARNING):
         set_up(padded_trainer())
     assert not queue_content()

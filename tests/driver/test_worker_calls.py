@@ -17,7 +17,7 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_groups
-from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
+from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS
 from verl_padding.job.savings import Savings
 from verl_padding.pads.columns import IS_PADDING, read_column
@@ -94,68 +94,38 @@ def assert_padded(data, batch):
 
 
 @pytest.mark.parametrize("call", [call.method for call in CALLS])
-def test_a_call_outside_of_a_step_gets_pads_that_are_gone_afterwards(call, workers):
-    _, group = trainer_with(
-        workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL)
-    )
+def test_a_call_outside_of_a_step_is_refused(call, workers):
+    _, group = trainer_with(workers, *KL)
     batch = put_rows(LENGTHS)
     content = queue_content()
-    output = getattr(group, call)(batch)
-    [sent] = workers.sent
-    assert_padded(sent, batch)
-    assert any(pads_of(sent))
+    with pytest.raises(PaddingDataError, match=r"worker call '\w+': 7 rows"):
+        getattr(group, call)(batch)
+    assert not workers.sent
     assert queue_content() == content
-    if call.startswith("compute"):
-        assert output.keys == batch.keys
 
 
-@pytest.mark.parametrize("call", ["compute_log_prob", "update_actor"])
-def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, workers):
+def test_a_step_makes_the_calls_of_its_plan_with_all_of_its_rows(workers):
     trainer, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
     trainer._balance_batch(batch, {})
-    content = queue_content()
-    some = batch.select_keys(batch.keys[:3])
-    getattr(group, call)(some)
-    getattr(group, call)(batch)
-    assert_padded(workers.sent[0], some)
-    assert_padded(workers.sent[1], batch)
-    assert not {key for key in workers.sent[0].keys if key.startswith("pad")} & set(content)
-    assert queue_content() == content, "the step's own pads stay until it ends"
-    if call == "update_actor":
-        assert (
-            len(workers.sent[0].extra_info[CALL].mini_batches)
-            <= len(workers.sent[1].extra_info[CALL].mini_batches)
-            == 2
-        )
-
-
-def test_a_call_that_no_worker_of_the_job_can_make_is_refused(workers):
-    _, group = trainer_with(workers)
-    with pytest.raises(
-        PaddingConfigError, match="worker call 'values': this job has no worker for it"
-    ):
-        group.infer_batch(put_rows(LENGTHS))
+    for call, rows in (("update_actor", batch.keys[:3]), ("compute_ref_log_prob", batch.keys)):
+        with pytest.raises(PaddingDataError, match=f"{len(rows)} rows"):
+            getattr(group, call)(batch.select_keys(rows))
     assert not workers.sent
-
-
-def test_a_worker_that_fails_leaves_no_pad(workers):
-    _, group = trainer_with(workers)
-    batch = put_rows(LENGTHS)
-    content = queue_content()
-
-    def fail(data):
-        raise RuntimeError("out of memory")
-
-    workers.compute_log_prob = fail
-    with pytest.raises(RuntimeError, match="out of memory"):
-        group.compute_log_prob(batch)
-    assert queue_content() == content
+    batch.reorder([*reversed(range(len(batch)))])
+    output = group.compute_log_prob(batch)
+    group.update_actor(batch)
+    assert output.keys == batch.keys
+    for sent in workers.sent:
+        assert_padded(sent, batch)
+        assert any(pads_of(sent))
+    assert len(workers.sent[1].extra_info[CALL].mini_batches) == 2
 
 
 def test_what_verl_sends_beside_the_batch_is_sent(workers):
-    _, group = trainer_with(workers)
+    trainer, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
     for output in (group.compute_log_prob(batch, scale=2.0), group.compute_log_prob(batch, 2.0)):
         assert output.keys == batch.keys
     for sent in workers.sent:
@@ -285,16 +255,15 @@ def test_a_call_that_no_plan_knows_is_refused_if_it_brings_rows(workers):
 
 @pytest.mark.parametrize("done", [{STEPS: 1, SCHEDULER_STEPS: 1}, {STEPS: 2}, {}])
 def test_an_update_whose_workers_have_not_done_as_planned_ends_the_job(done, workers, monkeypatch):
-    _, group = trainer_with(workers)
+    trainer, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
-    content = queue_content()
+    trainer._balance_batch(batch, {})
     planned = {STEPS: 2, SCHEDULER_STEPS: 1}
     monkeypatch.setattr(
         workers, "execute_with_func_generator", lambda function: work_of([planned, done])
     )
     with pytest.raises(PaddingError, match=r"rank 1 .*\(2, 1\) are planned"):
         group.update_actor(batch)
-    assert queue_content() == content
 
 
 def test_a_worker_group_that_no_plan_knows_gets_no_rows(empty_queue):

@@ -138,7 +138,6 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
                 assert seconds < metrics[f"timing_s/{TIMERS[call]}"]
         pads = sum(timing.pads for timing in by_call[ACTOR_CALL])
         assert pads == metrics["padding/actor/pad_rows/total"]
-        assert metrics["timing_s/padding/timing"] > 0
 
 
 def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(lcm):

@@ -154,7 +154,7 @@ def update(workers: Any, texts: Texts, sharing: Any, tokens: int) -> dict[str, f
     shape = {"sessions": len(batch), "ranks": ranks, "budget": tokens, "sharing": sharing}
     job = job_of(prompts=1, mini_prompts=1, packer="plan", **shape)
     tokens_R = [tag["seq_len"] for tag in tags]
-    tries = PrefixDetection(batch, tokens_R).by_outputs if shares else None
+    tries = PrefixDetection(batch).by_outputs if shares else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries=tries), job)
     padded = PaddedBatch(batch, plan, PadTemplate(eos_token_id=3, length=2), may_branch=shares)
     padded.put_pads()

@@ -104,7 +104,7 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
         family, config, [(True, False, True), (True, True), (True,), (True, False, True)]
     )
     batch = with_trained_fields(rows)
-    prefixes = PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=True)
+    prefixes = PrefixDetection(batch, may_have_images=True)
     assert prefixes.continued_R == [None, 0, 1, None, 3, None, None, 6, 7]
     template = template_for(config, batch)
     shared = {"packer": "plan", "sharing": "on", "pad_tokens": template.length}

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.changed_verl import (
     DENOMINATORS,
-    SEVEN,
+    SIX,
     copy_of_verl,
     rename,
     without_denominators,
-    without_seven_methods,
+    without_six_methods,
 )
 from tests.support.verl_config import SEPARATE, compose_padded
 from verl_padding.cli.doctor import installation
@@ -49,7 +49,7 @@ def test_an_unchanged_copy_of_verl_passes(overrides, installed):
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (without_seven_methods, SEVEN),
+        (without_six_methods, SIX),
         (without_denominators, (*DENOMINATORS, "self.engine.train_batch(")),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_verl_that_has_changed_is_refused_with_all_that_is_missing(
 
 @pytest.mark.slow
 def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
-    without_seven_methods(tmp_path, can_run=True)
+    without_six_methods(tmp_path, can_run=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt"]
     command += [f"hydra.run.dir={tmp_path}", "ray_kwargs.ray_init.num_cpus=1"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "RAY_TMPDIR": str(tmp_path / "ray")}
@@ -77,7 +77,7 @@ def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     assert ran.returncode == 1
     said = ran.stderr.strip().splitlines()[-1]
     assert said.startswith("verl_padding: verl==")
-    assert [name for name in SEVEN if name not in said] == []
+    assert [name for name in SIX if name not in said] == []
     assert not (tmp_path / "ray").exists(), "Ray has started"
 
 

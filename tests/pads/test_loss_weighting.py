@@ -90,15 +90,3 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session
         match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)",
     ):
         loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighting)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "weights",
-    [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]],
-)
-def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
-    layout = layout_of_local_batches(3, [[(0, 1), (2, 3)]])
-    keys = [f"p_{r}_0" for r in range(3)]
-    with pytest.raises(PaddingDataError, match=r"^row 'p_"):
-        loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(mode=mode))

@@ -55,16 +55,6 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_a_second_step_without_log_probs_of_the_old_policy_is_refused():
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
-    plan = plan_for(batch)
-    assert plan.layouts["actor"].n_mini_batches > 1
-    padded = PaddedBatch(batch, plan, TEMPLATE, own_old_log_probs=True)
-    padded.put_pads()
-    with pytest.raises(PaddingDataError, match=r"recompute_old_log_probs=true"):
-        padded.update_rows("actor", batch)
-
-
 def test_an_update_carries_the_mini_batch_of_each_row():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})

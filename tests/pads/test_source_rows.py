@@ -27,12 +27,12 @@ def test_a_real_row_that_is_tagged_as_padding_is_refused():
 
 
 @pytest.mark.parametrize(
-    "weight", [-1.0, math.nan, math.inf, "2", None, [1.0, 2.0], torch.ones(2)], ids=str
+    "weight", [-1.0, math.nan, math.inf, 1e-39, 1e39, "2", None, [1.0, 2.0], torch.ones(2)], ids=str
 )
 def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     batch = put_some_fields([(5, 3), (7, 2)], [{"loss_weight": 1.0}, {"loss_weight": weight}])
     with pytest.raises(
-        PaddingDataError, match=rf"^row '{batch.keys[1]}': loss_weight=.*: not a finite number"
+        PaddingDataError, match=rf"^row '{batch.keys[1]}': loss_weight=.*: not 0, nor a number"
     ):
         SourceRows(batch).weights()
 

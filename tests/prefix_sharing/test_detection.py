@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 def detect(rows, *, images=False, **fields):
     batch = put_grown_sessions(rows, **fields)
-    return PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=images)
+    return PrefixDetection(batch, may_have_images=images)
 
 
 def continued(rows, **fields):
@@ -77,7 +77,7 @@ def test_token_ids_are_read_once_for_the_plan_the_advantages_and_the_record(monk
     for _ in range(2):
         assert prefixes.by_outputs is prefixes.by_tokens
         assert prefixes.continued_R == [None, 0, 1, None, 3]
-    assert seen == [["input_ids"], ["extra_fields"]]
+    assert seen == [["input_ids"]]
 
 
 def declared(rows, extends):

@@ -183,8 +183,5 @@ def images(first, later):
 )
 def test_extends_decides_and_other_routes_or_images_mask_nothing(fields, repeated):
     batch = put(**fields)
-    tokens_R = [tag["seq_len"] for tag in batch.tags]
-    assert mask_repeated_tokens(batch, PrefixDetection(batch, tokens_R, may_have_images=True)) == (
-        repeated
-    )
+    assert mask_repeated_tokens(batch, PrefixDetection(batch, may_have_images=True)) == (repeated)
     assert masks_of(batch) == ([[1], [0, 0, 1], *MASKS[2:]] if repeated else MASKS)

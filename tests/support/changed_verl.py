@@ -6,11 +6,10 @@ from shutil import copytree, ignore_patterns
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
 PARTS = ("trainer", "workers", "utils", "version")
-SEVEN = (
+SIX = (
     "_init_tokenizer",
     "_build_replay_buffer",
     "_fetch_one_gen_batch",
-    "_compute_ref_log_prob",
     "_compute_advantage",
     "_compute_metrics",
     "_save_checkpoint",
@@ -42,10 +41,10 @@ def rename(verl, name_of, *files):
     return renamed
 
 
-def without_seven_methods(folder, *, can_run=False):
-    """verl whose trainer calls :data:`SEVEN` by other names."""
+def without_six_methods(folder, *, can_run=False):
+    """verl whose trainer calls :data:`SIX` by other names."""
     verl = copy_of_verl(folder, can_run=can_run)
-    assert rename(verl, {name: f"{name}_of_step" for name in SEVEN}) >= 2 * len(SEVEN)
+    assert rename(verl, {name: f"{name}_of_step" for name in SIX}) >= 2 * len(SIX)
     return verl
 
 

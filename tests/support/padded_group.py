@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,4 +25,4 @@ def padded_group(
         plan=padded.plan,
         note_work=note_work,
     )
-    return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(update))
+    return PaddedWorkerGroup(worker_group, lambda call, batch: update)

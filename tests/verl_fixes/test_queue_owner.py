@@ -49,7 +49,7 @@ def test_a_second_job_is_refused_and_the_first_ones_queue_lives_on():
         "-c",
         SECOND_JOB,
         ray.get_runtime_context().gcs_address,
-        "paddng: fast",
+        "padding: wrong",
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     second = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)

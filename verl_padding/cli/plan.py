@@ -123,8 +123,6 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
         share = f"{len(rows.zero_advantage)} of {plural(len(rows), 'row')}"
         yield f"{share}, {tokens:.1%} of the tokens, have an advantage of 0, or no trained token."
     yield from planned.plan.warnings
-    if planned.plan.hint:
-        yield planned.plan.hint
 
 
 def _print_table(planned: PlannedBatch) -> None:

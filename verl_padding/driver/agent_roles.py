@@ -4,39 +4,38 @@ What is easy for one role may be hard for another, and not every session has row
 ``padding.baseline=role`` verl's estimator runs once for each role, on the rows of that role alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig
-from verl.utils import tensordict_utils as tu
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
-from verl_padding.pads.queue import KVBatchMeta, read_fields, select_rows
-from verl_padding.pads.upsampling import EXTRA_FIELDS
+from verl_padding.pads.queue import KVBatchMeta, read_extra_fields, select_rows
 
 ROLE = "role"
 """What an agent loop puts into a row's ``extra_fields``: a name, the same in all sessions."""
 
 
 def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses a baseline of roles for an estimator that has none."""
-    name = config.algorithm.adv_estimator
-    if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
+    """Refuses a baseline of roles for an estimator that has none, or beside a filter of groups."""
+    if padding.baseline != "role":
+        return
+    setting, name = "padding.baseline='role'", config.algorithm.adv_estimator
+    if name in ESTIMATORS and not ESTIMATORS[name].has_groups:
         why = f"algorithm.adv_estimator={name} does not compare the sessions of a prompt"
-        refuse("padding.baseline='role'", why, "Set it to prompt, or use such an estimator (grpo).")
+        refuse(setting, why, "Set it to prompt, or use such an estimator (grpo).")
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        why = "algorithm.filter_groups.enable=True compares last rows of sessions, of whatever role"
+        refuse(setting, why, "Set one of them to its default.")
 
 
 def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
     """The role of each row; a PaddingDataError if one has none."""
     role_R: list[str] = []
-    if not keys:
-        return role_R
-    fields = read_fields(keys, partition_id, [EXTRA_FIELDS])
-    extra_R = tu.get(fields, EXTRA_FIELDS, [{}] * len(keys))
-    for key, extra in zip(keys, extra_R, strict=True):
-        role = extra.get(ROLE) if isinstance(extra, Mapping) else None
+    for key, extra in zip(keys, read_extra_fields(keys, partition_id), strict=True):
+        role = extra.get(ROLE)
         if not isinstance(role, str) or not role:
             raise PaddingDataError(
                 f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, not the name of a role. Have "

@@ -3,7 +3,7 @@ local updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
-ADVANTAGES, SCORES, TURNS = FIELDS = "advantages", "rm_scores", "num_turns"
+ADVANTAGES, SCORES = FIELDS = "advantages", "rm_scores"
 """Fields of verl's rows that are read, beside their token ids."""
 Floats = npt.NDArray[np.float64]
 
@@ -38,23 +38,15 @@ class TrainedRows:
     """Whether the advantage of one of these is not exactly 0."""
     reward_R: Floats
     """Score, summed over the tokens."""
-    turns_R: Floats
-    """Turns of the conversation."""
-    continued_R: Sequence[int | None]
-    """Number of the row of its session that each continues; None for none."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
 
     @classmethod
     def from_fields(
-        cls,
-        batch: KVBatchMeta,
-        fields: TensorDict,
-        mask_R: Sequence[torch.Tensor],
-        continued_R: Sequence[int | None],
+        cls, batch: KVBatchMeta, fields: TensorDict, mask_R: Sequence[torch.Tensor]
     ) -> Self:
         """What the :data:`FIELDS` of a batch's rows say; ``mask_R``, (response,) each, says which
-        tokens are trained, and ``continued_R`` which row each continues."""
+        tokens are trained."""
         pairs = zip(fields[ADVANTAGES].unbind(), mask_R, strict=True)
         trained = [values[mask.bool()].double() for values, mask in pairs]
         return cls(
@@ -65,73 +57,28 @@ class TrainedRows:
             advantage_R=np.array([float(values.mean()) for values in trained]),
             has_advantage_R=np.array([bool(values.any()) for values in trained]),
             reward_R=np.array([float(score.double().sum()) for score in fields[SCORES].unbind()]),
-            turns_R=np.array([float(turns) for turns in fields[TURNS]]),
-            continued_R=continued_R,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )
 
 
 def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session: of a row that
-    continues another one, what comes after that.
+    """Sessions, their rows, and their scores, which are those of their last rows.
 
     Example:
-        Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0
-        are sessions of 2 rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the
-        mean. If ``p_0_0`` has 9 tokens in all, and ``p_0_1`` begins with these and has 14, the
-        first session has 5 + 5 tokens.
+        Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` with the scores 1, 1 and 0 are sessions of 2 rows
+        and 1 row, with the scores 1 and 0: the score is 0.5 in the mean.
     """
     rows_S, score_S = [], []
     for rows in rows_of:
         for session in rows_of_sessions(rows.keys):
             rows_S.append(len(session))
             score_S.append(rows.reward_R[session[-1]])
-    # Those after a session's first prompt, however it is split into rows.
-    tokens = sum(_added(rows.response_R, rows.tokens_R, rows.continued_R) for rows in rows_of)
-    turns = sum(_added(rows.turns_R, rows.turns_R, rows.continued_R) for rows in rows_of)
     return {
         names.SESSION_SCORE: float(np.mean(score_S)),
         "padding/session/arrived/total": len(rows_S),
-        "padding/session/response_length/mean": tokens / len(rows_S),
-        "padding/session/num_turns/mean": turns / len(rows_S),
         "padding/session/rows/mean": float(np.mean(rows_S)),
         "padding/session/rows/max": max(rows_S),
     }
-
-
-def _added(
-    alone_R: npt.NDArray[Any], whole_R: npt.NDArray[Any], continued_R: Sequence[int | None]
-) -> float:
-    """What all rows add: each ``alone_R`` if it continues no row, else what it has more of
-    ``whole_R`` than the row that it continues."""
-    # Agent loops may count the turns of a row by itself.
-    return float(
-        sum(
-            alone if earlier is None else max(whole - whole_R[earlier], 0)
-            for alone, whole, earlier in zip(alone_R, whole_R, continued_R, strict=True)
-        )
-    )
-
-
-def role_metrics(
-    rows_of: Sequence[TrainedRows], roles_of: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Rows of each role, and the mean over sessions of the score of the last of them.
-
-    Args:
-        roles_of: role of each row of each local update.
-    """
-    metrics: dict[str, float] = {}
-    for role in sorted({role for role_R in roles_of for role in role_R}):
-        n_rows, scores = 0, []
-        for rows, role_R in zip(rows_of, roles_of, strict=True):
-            role_rows = [row for row, each in enumerate(role_R) if each == role]
-            n_rows += len(role_rows)
-            sessions = rows_of_sessions([rows.keys[row] for row in role_rows])
-            scores += [rows.reward_R[role_rows[session[-1]]] for session in sessions]
-        metrics[f"padding/role/{role}/rows/total"] = n_rows
-        metrics[f"padding/role/{role}/score/mean"] = float(np.mean(scores))
-    return metrics
 
 
 def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:

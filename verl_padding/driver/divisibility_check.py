@@ -23,7 +23,13 @@ def disable_divisibility_check(module: ModuleType) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
         if config.get("padding") is not None:
             check_workers_get_it(config)
-            config = _with_divisible_batch(config)
+            config = deepcopy(config)
+            rows_per_gpu = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
+            # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks
+            # the prompts further.
+            config.actor_rollout_ref.rollout.n *= (
+                config.trainer.n_gpus_per_node * config.trainer.nnodes * rows_per_gpu
+            )
         else:
             from verl_padding.job.misspelt_flag import refuse_misspelt_flag
 
@@ -31,14 +37,3 @@ def disable_divisibility_check(module: ModuleType) -> None:
         validate(config, *args[1:], **kwargs)
 
     wrap_function_wrapper(module, "validate_config", wrapped)
-
-
-def _with_divisible_batch(config: Any) -> Any:
-    view = deepcopy(config)
-    rows_per_gpu = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
-    # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the
-    # prompts further.
-    view.actor_rollout_ref.rollout.n *= (
-        config.trainer.n_gpus_per_node * config.trainer.nnodes * rows_per_gpu
-    )
-    return view

@@ -25,8 +25,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
-
 
 def prepare_job(config: DictConfig) -> VerlJob:
     """Checks a job, and puts into its config what verl reads from there later."""
@@ -37,7 +35,9 @@ def prepare_job(config: DictConfig) -> VerlJob:
     agent = config.actor_rollout_ref.rollout.agent
     if not agent.get("agent_loop_manager_class"):
         with open_dict(agent):
-            agent.agent_loop_manager_class = LOOP_MANAGER
+            agent.agent_loop_manager_class = (
+                "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
+            )
     # verl compares the name of the mode with its own and looks up sections of the config by it.
     config.trainer.v1.trainer_mode = job.mode
     return job
@@ -71,8 +71,7 @@ class PaddedTrainer(VerlTrainer):
 
     @leaves_receipt
     def _build_replay_buffer(self) -> Any:
-        by_role = self._job.padding.baseline == "role"
-        return filter_groups_by_sessions(super()._build_replay_buffer(), by_role=by_role)
+        return filter_groups_by_sessions(super()._build_replay_buffer())
 
     def _setup(self) -> None:
         super()._setup()
@@ -124,10 +123,6 @@ class PaddedTrainer(VerlTrainer):
         if self._job.skips_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
-
-    @leaves_receipt
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_ref_log_prob(batch, metrics)
 
     @leaves_receipt
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

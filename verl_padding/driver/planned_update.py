@@ -1,9 +1,8 @@
 """Plan and pads of a local update, until it has ended."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 from verl.utils.profiler import simple_timer
@@ -12,11 +11,9 @@ from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
-    WorkDone,
     layout_of_ranks,
     plan_metrics,
     rank_token_metrics,
-    saved_metrics,
 )
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -27,12 +24,11 @@ from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta, clear, first_few, read_fields
+from verl_padding.pads.queue import KVBatchMeta, clear, read_fields
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
@@ -62,7 +58,6 @@ class PlannedUpdate(PaddedBatch):
         seed: of the planner's shuffle.
         template: what pads are made from.
         dp_sizes: data-parallel size of each worker call, as the worker groups have it.
-        calls: those that are planned; None for all that the update makes.
     """
 
     def __init__(
@@ -75,10 +70,8 @@ class PlannedUpdate(PaddedBatch):
         template: PadTemplate,
         dp_sizes: Mapping[str, int],
         log_once: Callable[..., None],
-        calls: Collection[str] | None = None,
     ):
-        self._job, self._step, self._seed, self._calls = job, step, seed, calls
-        self._dp_sizes, self._log_once, self._template = dp_sizes, log_once, template
+        self._job, self._step, self._log_once = job, step, log_once
         self.may_branch: bool | None = None
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
@@ -89,20 +82,23 @@ class PlannedUpdate(PaddedBatch):
         self._has_updated = False  # the actor, with its own log-probs for the old policy's
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
-        self.work = WorkDone()
-        """What the calls that were made have computed for rows of the update."""
+        counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
+        self._work: dict[str, float] = dict.fromkeys(counted, 0)
+        """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.tags)
-            self.prefixes = PrefixDetection(batch, self._tokens_R, may_have_images=job.has_images)
+            self.prefixes = PrefixDetection(batch, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys and calls is None:
+            if batch.keys:
                 self._prepare_rows(batch)
-            if job.shares and batch.keys:
-                self.may_branch = job.may_branch and not self.prefixes.has_images
-                # What sees an image may see more than what is before it, by a mask of the model's.
-                if self.may_branch != job.may_branch:
-                    self._log("full-prefix sharing only, as rows have images", "images")
+            self._has_pass = not job.skips_old_log_probs
+            self._shape = job.planner_job(
+                dp_sizes=dp_sizes,
+                updates_actor=job.updates_actor(step),
+                seed=seed,
+                pad_tokens=template.length,
+            )
             self.first_plan = self._plan_calls(batch.keys)
             """The plan of all rows, before any is left out."""
             super().__init__(
@@ -111,16 +107,15 @@ class PlannedUpdate(PaddedBatch):
                 template,
                 weighting=loss_weighting(job.config, job.padding),
                 may_branch=self.may_branch,
-                # Rows of a single call have other numbers than those of the update.
-                timed=job.padding.timing and calls is None,
+                timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
                 drops_zero_advantage=job.skips_zero_advantage_rows,
             )
         # Refuses rows of which an agent loop has not said what their advantages need.
-        if calls is None and job.padding.advantages == "session":
+        if job.padding.advantages == "session":
             _ = self.prefixes.continued_R
-        if calls is None and job.padding.baseline == "role":
-            _ = self.role_R
+        if job.padding.baseline == "role":
+            read_roles(batch.keys, batch.partition_id)
 
     def _prepare_rows(self, batch: KVBatchMeta) -> None:
         self._keep_pass_that_rows_need(batch)
@@ -135,12 +130,11 @@ class PlannedUpdate(PaddedBatch):
             )
         if padding.repeated_tokens == "once":
             self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-        if self.repeated_tokens:
-            self._log(
-                f"{plural(self.repeated_tokens, 'sampled token')} repeated from earlier rows of "
-                "their sessions, masked because of padding.repeated_tokens=once",
-                "repeated tokens",
-            )
+        if self._job.shares:
+            self.may_branch = self._job.may_branch and not self.prefixes.has_images
+            # What sees an image may see more than what is before it, by a mask of the model's.
+            if self.may_branch != self._job.may_branch:
+                self._log("full-prefix sharing only, as rows have images", "images")
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
@@ -165,14 +159,7 @@ class PlannedUpdate(PaddedBatch):
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
-        shape = self._job.planner_job(
-            calls=self._calls,
-            dp_sizes=self._dp_sizes,
-            updates_actor=self._job.updates_actor(self._step),
-            seed=self._seed,
-            pad_tokens=self._template.length,
-        )
-        tries = None
+        shape, tries = self._shape, None
         if self.may_branch is not None:
             shape, tries = replace(shape, may_branch=self.may_branch), self.prefixes.by_outputs
         # Planned before a pad is put: what is refused leaves the queue as it was.
@@ -184,29 +171,10 @@ class PlannedUpdate(PaddedBatch):
             ) from refusal
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
-        if plan.hint and not dropped:
-            self._log(translate_plan_error(plan.hint), "hint")
         return plan
-
-    @cached_property
-    def role_R(self) -> list[str]:
-        """The role of each row; a PaddingDataError if one has none."""
-        return read_roles(self.batch.keys, self.batch.partition_id)
 
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
-
-    def join(self, update: "PlannedUpdate") -> None:
-        """Counts its tokens with those of an update of whose rows some may have been trained."""
-        self.work, self._has_updated = update.work, True
-
-    def put_pads(self) -> None:
-        with simple_timer("timing_s/padding/upsample", self.seconds):
-            super().put_pads()
-
-    def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether a worker call with these rows, in any order, is one of the update's."""
-        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
     def prepare_call(self, call: str) -> None:
         """Comes before a worker call.
@@ -216,23 +184,30 @@ class PlannedUpdate(PaddedBatch):
         any pass.
         """
         job = self._job
-        if call == ACTOR and job.skips_old_log_probs and not self.has_old_log_probs():
+        if call != ACTOR:
+            return
+        if job.skips_old_log_probs and not self.has_old_log_probs():
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step, or on part of its rows",
+                    "the actor is updated more than once in a step",
                     "Set it to True.",
                 )
             self._has_updated = True
-        if call == ACTOR and job.skips_zero_advantage_rows:
+        if job.skips_zero_advantage_rows:
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
+                self._dropped = dropped
                 with simple_timer(PLAN_SECONDS, self.seconds):
                     plan = self._plan_calls(self.batch.keys, dropped)
-                self._dropped = dropped
-                self.replace_layout(ACTOR, plan)
-                self.put_pads()
+                    self.plan = replace(
+                        self.plan,
+                        layouts={**self.plan.layouts, ACTOR: plan.layouts[ACTOR]},
+                        figures={**self.plan.figures, ACTOR: plan.figures[ACTOR]},
+                    )
+                    vars(self).pop("mask_R", None)  # read anew
+                    self.put_pads()
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
@@ -241,10 +216,13 @@ class PlannedUpdate(PaddedBatch):
         layout, figures = self.plan.layouts[call], self.plan.figures[call]
         computed = tokens - epochs * layout.n_pads * self.pad_length
         row_tokens = epochs * round(figures.computed_tokens * figures.sharing_factor)
-        self.work.calls.add(call)
-        self.work.computed += computed
-        self.work.shared += row_tokens - computed
-        self.work.zero_advantage += epochs * sum(self._tokens_R) - row_tokens
+        # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100
+        # are computed, 60 and 40 saved.
+        shared, zero_advantage, _ = names.SAVED_TOKENS
+        self._work[names.ALL_COMPUTED_TOKENS] += computed
+        self._work[shared] += row_tokens - computed
+        self._work[zero_advantage] += epochs * sum(self._tokens_R) - row_tokens
+        self._has_pass |= call == LOG_PROB
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
@@ -266,15 +244,15 @@ class PlannedUpdate(PaddedBatch):
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
-        job, layouts = self._job, self.plan.layouts
-        has_pass = not job.skips_old_log_probs or LOG_PROB in self.work.calls
-        pass_tokens = 0 if has_pass or ACTOR not in layouts else sum(self._tokens_R)
+        layouts = self.plan.layouts
+        pass_tokens = 0 if self._has_pass or ACTOR not in layouts else sum(self._tokens_R)
+        saved = {names.SAVED_TOKENS[-1]: pass_tokens, names.SAVED_PASSES: int(pass_tokens > 0)}
         idle_steps = {
             f"padding/{call}/idle_steps/total": self.idle_steps(call)
             for call in layouts
             if CALL_BY_NAME[call].trains
         }
-        return self.metrics() | saved_metrics(self.work, pass_tokens) | idle_steps
+        return self.metrics() | self._work | saved | idle_steps
 
     @property
     def n_counted_pads(self) -> int:
@@ -285,17 +263,11 @@ class PlannedUpdate(PaddedBatch):
     def trained_rows(self) -> TrainedRows:
         """The rows after the update, read from TransferQueue."""
         fields = read_fields(self.batch.keys, self.batch.partition_id, FIELDS)
-        return TrainedRows.from_fields(self.batch, fields, self.mask_R, self.prefixes.continued_R)
+        return TrainedRows.from_fields(self.batch, fields, self.mask_R)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
-        try:
-            clear(self.pads.keys, self.pads.partition_id)
-        except Exception:
-            if not failed:
-                raise
-            left = first_few(self.pads.keys)
-            logger.exception("verl_padding: pads could not be cleared: %s", left)
+    def close(self) -> None:
+        """Takes the pads out."""
+        clear(self.pads.keys, self.pads.partition_id)
 
 
 def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:

@@ -6,21 +6,20 @@ adds there, and without an error.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
-Given = ParamSpec("Given")
-Returned = TypeVar("Returned")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 STAMPS = "_verl_padding_stamps"
 """Attribute of a method that leaves a receipt."""
 SET_UP = ("_init_tokenizer", "_build_replay_buffer")
 UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")
-"""Once in each local update, in every mode; REFERENCE too in a job that has one."""
-REFERENCE, PROMPTS, SAVED = "_compute_ref_log_prob", "_fetch_one_gen_batch", "_save_checkpoint"
+"""Once in each local update, in every mode."""
+PROMPTS, SAVED = "_fetch_one_gen_batch", "_save_checkpoint"
 STEP = ("step", "_step_once")
 METRICS = "_compute_metrics"
 WAY_TO_PROMPTS = ("prepare_step", "_add_batch_to_generate", "_next_train_batch")
@@ -41,14 +40,13 @@ class Receipts:
                 self.check_metrics_ran()
             self._came -= {*STEP, METRICS, SAVED}
         if method == "_step_once":
-            self._came -= {*UPDATE, REFERENCE}
+            self._came -= {*UPDATE}
         self._came.add(method)
 
     def end_local_update(self) -> None:
         """Refuses a local update that came without one of its methods."""
         prompts = PROMPTS if all(map(self._is_verls, WAY_TO_PROMPTS)) else ""
-        reference = REFERENCE if self._trainer.use_reference_policy else ""
-        self._expect("a local update", *SET_UP, prompts, "step", *UPDATE, reference)
+        self._expect("a local update", *SET_UP, prompts, "step", *UPDATE)
 
     def end_step(self, *, saved: bool) -> None:
         """Refuses a global step that came without one of its methods."""
@@ -76,15 +74,13 @@ class Receipts:
         return getattr(own, "__module__", "verl").split(".")[0] == "verl"
 
 
-def leaves_receipt(
-    method: Callable[Concatenate[Any, Given], Returned],
-) -> Callable[Concatenate[Any, Given], Returned]:
+def leaves_receipt(method: Method) -> Method:
     """A method of a trainer that leaves a receipt in its ``receipts`` when it is called."""
 
     @wraps(method)
-    def stamped(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
+    def stamped(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.receipts.stamp(method.__name__)
         return method(self, *args, **kwargs)
 
     setattr(stamped, STAMPS, True)
-    return stamped
+    return cast(Method, stamped)

@@ -31,7 +31,6 @@ from verl_padding.pads.queue import (
     select_rows,
     tokens_of_masks,
 )
-from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
@@ -64,18 +63,17 @@ def compute_advantages(
             computed = by_verl(select_rows(batch, trained), metrics)
         batch = rows_like(computed, batch.keys, batch.tags)
     put_results_of_untrained(batch, trained)
-    if update is not None and update.batch.keys != batch.keys:
-        update = None  # a trainer of one's own may have made another batch of its rows
     continued_R: list[int | None] = [None] * len(batch)
-    if by_session and update is not None:
-        continued_R = update.prefixes.continued_R
-    elif by_session:
-        tokens_R = tokens_of_tags(batch.tags)
-        prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
+    if by_session:
+        # A trainer of one's own may have made another batch of its rows.
+        if update is None or update.batch.keys != batch.keys:
+            prefixes = PrefixDetection(batch, may_have_images=job.has_images)
+        else:
+            prefixes = update.prefixes
         continued_R = prefixes.continued_R
     parts = [(batch, continued_R)]
     if by_role:
-        role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
+        role_R = read_roles(batch.keys, batch.partition_id)
         parts = list(parts_by_role(batch, role_R, continued_R))
     trained_keys = {batch.keys[row] for row in trained}
     for part, continued in parts:

@@ -2,7 +2,6 @@
 step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-
-REPORTED = (
-    MICRO_BATCHES,
-    PACKING_EFFICIENCY,
-    "perf/max_memory_allocated_gb",
-    "perf/max_memory_reserved_gb",
-)
-"""What the workers report of an update."""
+from verl_padding.worker.losses import MICRO_BATCHES
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
@@ -37,7 +28,8 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
         "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
     for call, layout in plan.layouts.items():
-        figures, logged = plan.figures[call], dict[str, float | None]()
+        figures = plan.figures[call]
+        logged: dict[str, float | None] = {"packing_efficiency": figures.packing_efficiency}
         if plan.packer == "plan":
             logged["micro_batch_imbalance"] = figures.micro_imbalance
             if plan.sharing != "off":
@@ -49,40 +41,13 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
             logged["mini_batch_real_rows/max"] = max(layout.real_rows_M)
             logged["pad_rows/total"] = layout.n_pads
             logged["imbalance"] = figures.imbalance
-        else:  # of updates the workers report these, whoever cut the micro-batches
+        else:  # of updates the workers report it, whoever cut the micro-batches
             logged["micro_batches"] = figures.micro_batches
-            logged["packing_efficiency"] = figures.packing_efficiency
         # None of what only verl's packer knows.
         metrics |= {
             f"padding/{call}/{name}": value for name, value in logged.items() if value is not None
         }
     return metrics
-
-
-@dataclass
-class WorkDone:
-    """What worker calls have done for real rows, over all times that a step has made them."""
-
-    calls: set[str] = field(default_factory=set)
-    computed: int = 0
-    """Tokens that reached the models, as workers have counted them."""
-    shared: int = 0
-    """Those that did not, as other rows have them."""
-    zero_advantage: int = 0
-    """Those that did not, as their rows were left out."""
-
-
-def saved_metrics(work: WorkDone, pass_tokens: int) -> dict[str, float]:
-    """Tokens of real rows that the calls of a step have computed, and those that they need not,
-    ``pass_tokens`` of them in a pass for old log-probs."""
-    # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
-    # computed, 60 and 40 saved.
-    saved = (work.shared, work.zero_advantage, pass_tokens)
-    return {
-        names.ALL_COMPUTED_TOKENS: work.computed,
-        **dict(zip(names.SAVED_TOKENS, saved, strict=True)),
-        names.SAVED_PASSES: int(pass_tokens > 0),
-    }
 
 
 def layout_of_ranks(plan: BatchPlan) -> Layout | None:
@@ -117,13 +82,10 @@ def rank_token_metrics(
 
 
 def worker_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """What the workers have reported about the updates of a step, under ``actor/`` and ``critic/``
-    in verl's ``metrics``, renamed; their ``padding/`` metrics leave these."""
-    reported: dict[str, float] = {}
-    for update in (ACTOR, CRITIC):
-        for theirs in REPORTED:
-            if (name := f"{update}/{theirs}") in metrics:
-                reported[f"padding/{update}/{theirs.rpartition('/')[2]}"] = metrics[name]
-                if theirs in (MICRO_BATCHES, PACKING_EFFICIENCY):
-                    del metrics[name]
-    return reported
+    """The micro-batches that workers have reported about the updates of a step, which leave verl's
+    ``metrics``."""
+    return {
+        f"padding/{update}/micro_batches": metrics.pop(name)
+        for update in (ACTOR, CRITIC)
+        if (name := f"{update}/{MICRO_BATCHES}") in metrics
+    }

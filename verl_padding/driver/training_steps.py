@@ -3,7 +3,7 @@ verl calls them."""
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -20,17 +20,18 @@ from verl_padding.driver.worker_calls import (
     read_timings,
     wrap_worker_groups,
 )
+from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import image_of_pads
 from verl_padding.pads.vision_families import image_maker
+from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +39,9 @@ TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
 
 
-UPDATING = ("_compute_old_log_prob", "_update_actor", "_step_once")
-"""Methods of verl's trainer that write old log-probs, or update the actor."""
-
-
 def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
-    for name in UPDATING:
+    for name in ("_compute_old_log_prob", "_update_actor", "_step_once"):
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
             why = "your own trainer may write old log-probs, or update the actor twice"
@@ -79,53 +76,60 @@ class TrainingSteps:
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
-        update = self._plan_update(batch)
+        # The planner refuses a batch without a row.
+        if batch.keys and not self.has_probed:
+            probe_models(self._worker_groups, self._job, batch)
+            self.has_probed = True
+        step = self._trainer.global_steps
+        update = PlannedUpdate(
+            self._job,
+            batch,
+            step=step,
+            seed=update_seed(self._job.padding.seed, step, self._trainer.local_trigger_step),
+            template=self._template(batch),
+            dp_sizes={
+                call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
+                for call in CALLS
+                if call.role in self._job.engines
+            },
+            log_once=self._log_once,
+        )
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = update
-        update.put_pads()
+        with simple_timer("timing_s/padding/upsample", update.seconds):
+            update.put_pads()
         metrics.update(update.metrics())
 
-    @contextmanager
-    def update_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedUpdate]:
-        """A with-block that has the plan and pads of a worker call: of the update that runs, or for
-        rows that it has not planned for this call, some for this call alone."""
-        if self.current is not None and self.current.has_planned(call, batch):
-            yield self.current
-            return
-        rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        update = self._plan_update(rows, [call])
-        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            update.join(self.current)
-        failed = True
-        try:
-            update.put_pads()
-            yield update
-            failed = False
-        finally:
-            update.close(failed=failed)
+    def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:
+        """The update that has planned a worker call; a PaddingDataError for a call that it has not
+        planned, or that brings other rows."""
+        update, keys = self.current, sorted(batch.keys)
+        if update is not None and call in update.plan.layouts and sorted(update.batch.keys) == keys:
+            return update
+        raise PaddingDataError(
+            f"worker call {call!r}: {plural(len(batch), 'row')} in TransferQueue that are not "
+            "those of a step, or a call that its plan does not have. Send workers the rows' data "
+            "as a TensorDict, or train without +padding."
+        )
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
-        failed = True
         try:
             yield
-            failed = False
         finally:
             update, self.current = self.current, None
             if update is not None:
-                update.close(failed=failed)
+                update.close()
         assert update is not None, "a local update without a plan"
         metrics.update(made := update.final_metrics())
         self._saved.update(made)
         metrics.update(step_metrics.worker_metrics(metrics))
-        self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
-            with simple_timer("timing_s/padding/timing", metrics):
-                update.timings = read_timings(self._worker_groups)
+            update.timings = read_timings(self._worker_groups)
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
@@ -143,22 +147,18 @@ class TrainingSteps:
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
-        with simple_timer("timing_s/padding/rows", metrics):
-            rows_of = [update.trained_rows() for update in self._updates]
-            metrics.update(batch_metrics.session_metrics(rows_of))
-            metrics.update(batch_metrics.advantage_metrics(rows_of))
-            # In the place of what verl's trainer has computed just before, of real rows alone.
-            tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
-            tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
-            response = sum(int(rows.response_R.sum()) for rows in rows_of)
-            response += sum(update.n_counted_pads for update in self._updates)  # a token each
-            n_gpus = self._trainer._get_n_gpus_for_throughput()
-            performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
-            metrics.update(performance)
-            if self._job.padding.baseline == "role":
-                roles_of = [update.role_R for update in self._updates]
-                metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-            write_record(self._job, step, self._updates, rows_of)
+        rows_of = [update.trained_rows() for update in self._updates]
+        metrics.update(batch_metrics.session_metrics(rows_of))
+        metrics.update(batch_metrics.advantage_metrics(rows_of))
+        # In the place of what verl's trainer has computed just before, of real rows alone.
+        tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
+        tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
+        response = sum(int(rows.response_R.sum()) for rows in rows_of)
+        response += sum(update.n_counted_pads for update in self._updates)  # a token each
+        n_gpus = self._trainer._get_n_gpus_for_throughput()
+        performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
+        metrics.update(performance)
+        write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
         """A with-block in which TransferQueue has neither the rows that the step has trained nor
@@ -191,25 +191,6 @@ class TrainingSteps:
         if line := saved_line(self._saved):
             self._log_once(line)
 
-    def _plan_update(
-        self, batch: KVBatchMeta, calls: Collection[str] | None = None
-    ) -> PlannedUpdate:
-        # The planner refuses a batch without a row.
-        if batch.keys and not self.has_probed:
-            probe_models(self._worker_groups, self._job, batch)
-            self.has_probed = True
-        step = self._trainer.global_steps
-        return PlannedUpdate(
-            self._job,
-            batch,
-            step=step,
-            seed=update_seed(self._job.padding.seed, step, self._trainer.local_trigger_step),
-            template=self._template(batch),
-            dp_sizes=self._dp_sizes(),
-            log_once=self._log_once,
-            calls=calls,
-        )
-
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
         job, tokenizer, make = self._job, self._trainer.tokenizer, None
@@ -225,20 +206,3 @@ class TrainingSteps:
             schema=self._schema,
             image=image,
         )
-
-    def _dp_sizes(self) -> dict[str, int]:
-        return {
-            call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
-            for call in CALLS
-            if call.role in self._job.engines
-        }
-
-    def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
-        """What verl logs of the pass for old log-probs, where there is none."""
-        if not self._job.skips_old_log_probs:
-            return
-        # The update's entropy is the pass's, unless a mean over rows has a configured denominator.
-        by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
-        is_mean = by_tokens or self._job.padding.denominator == "rows"
-        if is_mean and "actor/entropy_loss" in metrics:
-            metrics["actor/entropy"] = metrics["actor/entropy_loss"]

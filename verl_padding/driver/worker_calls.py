@@ -3,7 +3,6 @@ rows."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -38,18 +37,17 @@ CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
 
 
-UpdateFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedUpdate]]
-"""A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
+UpdateFor = Callable[[str, KVBatchMeta], PlannedUpdate]
+"""The update that has planned a call, by its name in the plan and its rows."""
 
 
 class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. A batch that is
-    not in TransferQueue goes through. A call outside of an update, or with other rows than that
-    has planned for it, gets a plan and pads of its own, which are gone when it returns. After each
-    call, workers tell what they have done. Other calls that bring rows in TransferQueue are
-    refused, and so is each one where ``update_for`` is None.
+    not in TransferQueue goes through. After each call, workers tell what they have done. Calls that
+    bring rows in TransferQueue and that the update that runs has not planned are refused, and so is
+    each one where ``update_for`` is None.
     """
 
     def __init__(self, worker_group: Any, update_for: UpdateFor | None = None):
@@ -73,31 +71,30 @@ class PaddedWorkerGroup:
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        with update_for(call.name, batch) as update:
-            update.prepare_call(call.name)
-            self._worker_group.execute_with_func_generator(start_call)
-            make = update.update_rows if call.trains else update.call_rows
-            sent = make(call.name, batch)
-            output = target(sent, *args, **kwargs)
-            # The critic's calls answer with a future of each rank's answer, for which verl waits
-            # next; pads that are gone after this block must have been read.
-            answers = ray.get(getattr(output, "futures", []))
-            work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
-            epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
-            tokens = check_work(call, update.plan.layouts[call.name], epochs, work)
-            update.note_work(call.name, tokens, epochs)
-            if call.trains:
-                return output
-            if isinstance(output, KVBatchMeta):
-                answers = [output]
-                output = rows_like(output, batch.keys, batch.tags)
-                output.extra_info.pop(CALL, None)
-            if (came := sum(map(n_rows, answers))) != len(sent):
-                raise PaddingDataError(
-                    f"worker call {call.name!r}: outputs of {came} came back for "
-                    f"{plural(len(sent), 'row')} sent. See the workers' logs."
-                )
+        update = update_for(call.name, batch)
+        update.prepare_call(call.name)
+        self._worker_group.execute_with_func_generator(start_call)
+        make = update.update_rows if call.trains else update.call_rows
+        sent = make(call.name, batch)
+        output = target(sent, *args, **kwargs)
+        # The critic's calls answer with a future of each rank's answer, for which verl waits next.
+        answers = ray.get(getattr(output, "futures", []))
+        work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
+        epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
+        tokens = check_work(call, update.plan.layouts[call.name], epochs, work)
+        update.note_work(call.name, tokens, epochs)
+        if call.trains:
             return output
+        if isinstance(output, KVBatchMeta):
+            answers = [output]
+            output = rows_like(output, batch.keys, batch.tags)
+            output.extra_info.pop(CALL, None)
+        if (came := sum(map(n_rows, answers))) != len(sent):
+            raise PaddingDataError(
+                f"worker call {call.name!r}: outputs of {came} came back for "
+                f"{plural(len(sent), 'row')} sent. See the workers' logs."
+            )
+        return output
 
 
 def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -188,4 +185,6 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
 def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:
     """Reads the workers' clocks after a local update."""
     answers = [group.execute_with_func_generator(read_in_worker) for group in worker_groups]
-    return [timing for answer in answers for timing in answer.non_tensor_batch[TIMINGS]]
+    return [
+        timing for answer in answers for rank in answer.non_tensor_batch[TIMINGS] for timing in rank
+    ]

@@ -25,7 +25,6 @@ OVERRIDDEN = {
     "_fetch_one_gen_batch": "_next_train_batch",
     "_balance_batch": "_step_once",
     "_compute_old_log_prob": "_step_once",
-    "_compute_ref_log_prob": "_step_once",
     "_compute_advantage": "_step_once",
     "_compute_metrics": "fit",
     "_save_checkpoint": "fit",

@@ -3,7 +3,7 @@ model forbids."""
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from math import lcm
 from typing import Any
@@ -46,8 +46,8 @@ MIN_BRANCH_TOKENS = 128
 kernels keep a state for each 64 tokens in any case."""
 
 
-def translate_plan_error(refusal: PlanError | str) -> str:
-    """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
+def translate_plan_error(refusal: PlanError) -> str:
+    """What the planner refuses, in the words of a job's settings: ``padding.seed=`` for
     ``seed=``."""
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", str(refusal))
     return re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", message)
@@ -182,20 +182,17 @@ class VerlJob:
     def planner_job(
         self,
         *,
-        calls: Iterable[str] | None = None,
         dp_sizes: Mapping[str, int] | None = None,
         updates_actor: bool = True,
         seed: int | None = None,
         pad_tokens: int | None = None,
     ) -> Job:
-        """The planner's job of one local update; refused if a size does not divide another, or a
-        call has no worker.
+        """The planner's job of one local update; refused if a size does not divide another.
 
-        ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the
-        data-parallel size of each, by the names of ``job/calls.py``; by default the config's, but
-        worker groups know for sure. ``updates_actor`` is False while ``trainer.critic_warmup``
-        lasts. ``seed`` of the planner's shuffle is by default the configured one, and
-        ``pad_tokens`` are by default the length of a pad without an image.
+        ``dp_sizes`` has the data-parallel size of each call, by the names of ``job/calls.py``; by
+        default the config's, but worker groups know for sure. ``updates_actor`` is False while
+        ``trainer.critic_warmup`` lasts. ``seed`` of the planner's shuffle is by default the
+        configured one, and ``pad_tokens`` are by default the length of a pad without an image.
         """
         config, padding = self.config, self.padding
         sizes = dp_sizes or {
@@ -204,8 +201,9 @@ class VerlJob:
             if call.role in self.engines
         }
         # An update trains in mini-batches; a pass may reuse the micro-batches of the actor's.
-        names = self._calls_of_update(updates_actor) if calls is None else calls
-        planned = {name: self._planned_call(name, sizes) for name in names}
+        planned = {
+            name: self._planned_call(name, sizes) for name in self._calls_of_update(updates_actor)
+        }
         updates = {name: call for name, call in planned.items() if isinstance(call, Update)}
         inference = {name: call for name, call in planned.items() if isinstance(call, Pass)}
         shared_out = ""
@@ -237,9 +235,7 @@ class VerlJob:
     def _planned_call(self, name: str, dp_sizes: Mapping[str, int]) -> Pass | Update:
         """A worker call as the planner knows it."""
         call = CALL_BY_NAME[name]
-        engine = self.engines.get(call.role)
-        if engine is None:
-            refuse(f"worker call {name!r}", "this job has no worker for it", "Leave it out.")
+        engine = self.engines[call.role]
         fields = engine.pass_fields(dp_sizes[name], training=call.trains)
         if engine.model_section in self._with_states:
             fields["min_branch_tokens"] = MIN_BRANCH_TOKENS

@@ -23,8 +23,6 @@ ACTOR = "actor"
 """The update whose rows may weigh differently, and may be left out."""
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
-FLOAT32 = np.finfo(np.float32)
-"""What gradients can be multiplied by: those of low precision are multiplied in 32 bits."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
 MEAN_OF_TOKENS = "seq-mean-token-mean"
@@ -67,8 +65,7 @@ def loss_factors(
     a row is w_r / n_s.
 
     Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
-    mini-batch that have a loss weigh 0, or their weights are too far apart for a factor, a
-    PaddingDataError refuses them.
+    mini-batch that have a loss weigh 0, a PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.array([weight_R, loss_tokens_R], dtype=np.float64)
@@ -84,13 +81,6 @@ def loss_factors(
         factor_R[rows] = _factors(
             [keys[row] for row in rows], weights[rows], tokens[rows], weighting
         )
-        for row in rows:
-            if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
-                raise PaddingDataError(
-                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
-                    f"of {ACTOR!r} its gradient would be multiplied by {factor_R[row]:.3g}, which "
-                    "float32 cannot hold. Give rows weights nearer to 1."
-                )
     return factor_R.tolist()
 
 

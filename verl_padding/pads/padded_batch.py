@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -121,14 +120,6 @@ class PaddedBatch:
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
-    def replace_layout(self, call: str, plan: BatchPlan) -> None:
-        """Has a call follow another plan of the same mini-batches, whose pads :meth:`put_pads`
-        puts."""
-        layouts = {**self.plan.layouts, call: plan.layouts[call]}
-        figures = {**self.plan.figures, call: plan.figures[call]}
-        self.plan = replace(self.plan, layouts=layouts, figures=figures)
-        vars(self).pop("mask_R", None)  # read anew
-
     def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each mini-batch.
 
@@ -154,11 +145,7 @@ class PaddedBatch:
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
-        if takes_own and len(steps) > 1:
-            raise PaddingDataError(
-                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs old "
-                "log-probs. Make their pass first, or set padding.recompute_old_log_probs=true."
-            )
+        assert not takes_own or len(steps) == 1, "a second optimizer step needs old log-probs"
         rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
@@ -207,9 +194,6 @@ class PaddedBatch:
     ) -> KVBatchMeta:
         """The rows of a pass, or of an update of some ``steps``, in the order of its layout, with
         what workers must know of them. A column marks pads, if a pass has some."""
-        assert sorted(batch.keys) == sorted(self.batch.keys), (
-            "the batch changed between plan and worker call"
-        )
         layout, tries = self.plan.layouts[call], self.plan.tries
         assert not any(layout.dropped) or (call == ACTOR and self._drops_zero_advantage), (
             f"{call} would divide by the rows that it computes"

@@ -14,6 +14,7 @@ import transfer_queue.interface as tq_interface
 from ray.actor import ActorHandle
 from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
+from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import is_padding
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
 
+EXTRA_FIELDS = "extra_fields"
+"""Field of a row with what its agent loop says beside verl's own fields."""
 _HELD: list[Any] = []
 """Storage of queues that were let go of: Ray ends an actor when the process that made it drops its
 last handle."""
@@ -99,6 +102,15 @@ def read_rows(
     rows = read_fields(keys, partition_id, names).unbind(0)
     # By name: items() would give tensordict's wrappers of plain values.
     return [{name: row[name] for name in list(row.keys())} for row in rows]
+
+
+def read_extra_fields(keys: Sequence[str], partition_id: str) -> list[Mapping[str, Any]]:
+    """``extra_fields`` of each row, as its agent loop made them; empty where it has none."""
+    if not keys:
+        return []
+    rows = read_fields(keys, partition_id, [EXTRA_FIELDS])
+    extra_R = tu.get(rows, EXTRA_FIELDS, [{}] * len(keys))
+    return [extra if isinstance(extra, Mapping) else {} for extra in extra_R]
 
 
 def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:

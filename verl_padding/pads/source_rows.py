@@ -37,7 +37,7 @@ class SourceRows:
         for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
-                    raise missing_field(keys[0], name)
+                    raise _missing_field(keys[0], name)
         lengths = _lengths(batch, shapes)
         self._keys = [
             _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
@@ -86,10 +86,11 @@ def _weight(key: str, value: object) -> float:
         weight = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         weight = math.nan
-    if not math.isfinite(weight) or weight < 0:
+    # So that float32 holds what a gradient is multiplied by, whatever the other rows weigh.
+    if not (weight == 0 or 1e-9 <= weight <= 1e9):
         raise PaddingDataError(
-            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Correct it "
-            "in the agent loop."
+            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not 0, nor a number from 1e-9 to 1e9. Correct "
+            "it in the agent loop."
         )
     return weight
 
@@ -102,9 +103,13 @@ def _lengths(
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         prompts, responses = (shapes[name][key] for name in TOKEN_FIELDS)
         if not prompts or not responses:
-            raise missing_field(key, "responses" if prompts else "prompts")
+            raise _missing_field(key, "responses" if prompts else "prompts")
         prompt, response = lengths[key] = prompts[0], responses[0]
-        check_prompt(key, prompt)
+        if prompt == 0:
+            raise PaddingDataError(
+                f"row {key!r}: its prompt has no token. verl takes the log-prob of the first "
+                "response token from the last of the prompt. Put one there."
+            )
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
                 raise PaddingDataError(
@@ -124,16 +129,7 @@ def _of_different_lengths(keys: Iterable[str], lengths: Mapping[str, tuple[int, 
     return list(found.values())[:ROWS_PER_KIND]
 
 
-def check_prompt(key: str | int, tokens: int) -> None:
-    """Refuses a row whose prompt is empty, with a PaddingDataError."""
-    if tokens == 0:
-        raise PaddingDataError(
-            f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response "
-            "token from the last of the prompt. Put one there."
-        )
-
-
-def missing_field(key: str | int, name: str) -> PaddingDataError:
+def _missing_field(key: str, name: str) -> PaddingDataError:
     return PaddingDataError(
         f"row {key!r}: has no field {name!r} of tokens, from which the lengths of other fields "
         "follow. Put it into each row."

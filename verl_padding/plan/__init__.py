@@ -24,7 +24,7 @@ the other packages: ``rows_DK[d][k]`` are the numbers of the rows of micro-batch
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import OptimizerSteps, Pass, Update
 from verl_padding.plan.cost import COST_MODELS
-from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
+from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Job, Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
@@ -39,12 +39,10 @@ __all__ = [
     "Job",
     "Layout",
     "LayoutFigures",
-    "NoRealRowError",
     "OptimizerSteps",
     "Packer",
     "Pass",
     "PlanError",
-    "RowTooLongError",
     "Rows",
     "Sharing",
     "Update",

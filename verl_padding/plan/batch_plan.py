@@ -43,8 +43,6 @@ class LayoutFigures:
 class BatchPlan:
     """A layout for each worker call, of the same real rows and as many pads as the call needs."""
 
-    n_rows: int
-    """Real rows."""
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or the plan."""
     sharing: Sharing = "off"
@@ -57,8 +55,6 @@ class BatchPlan:
     """The rows' common prefixes, if known."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
-    hint: str | None = None
-    """If pads outnumber rows: the setting with which there would be fewer."""
 
     @cached_property
     def n_pads(self) -> int:

@@ -76,15 +76,6 @@ class CallCosts:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Micro-batch, tokens and cost of all that is computed of rows in several of them, one
-        after the other."""
-        start_I = np.zeros_like(rows)
-        if self.tries is not None:
-            at, start_I = self.tries.segments(rows, batch_I)
-            rows, batch_I = rows[at], batch_I[at]
-        return batch_I, self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
-
     def suffix_cost(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before
         it."""
@@ -102,7 +93,12 @@ class CallCosts:
         numbers, batch_I = flatten_micro_batches(rows_DK)
         is_real_I, n_rows_B = numbers < self.n_rows, np.bincount(batch_I, minlength=np.prod(shape))
         pads_B = n_rows_B - np.bincount(batch_I[is_real_I], minlength=len(n_rows_B))
-        batch_I, *computed = self.computed_in(numbers[is_real_I], batch_I[is_real_I])
+        rows, batch_I = numbers[is_real_I], batch_I[is_real_I]
+        start_I = np.zeros_like(rows)
+        if self.tries is not None:
+            at, start_I = self.tries.segments(rows, batch_I)
+            rows, batch_I = rows[at], batch_I[at]
+        computed = self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
         loads = []
         for each_I, pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
             if self.call.padded_to == "row":

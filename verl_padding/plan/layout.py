@@ -35,15 +35,13 @@ class Layout:
     gradient; empty if all are in one."""
 
     def __post_init__(self) -> None:
-        for rows_DK, size in zip(self.rows_MDK, self.local_batch_rows_M, strict=True):
+        for rows_DK in self.rows_MDK:
             n_rows_DK = [[*map(len, rows_K)] for rows_K in rows_DK]
-            assert [*map(sum, n_rows_DK)] == [size] * self.dp_size, (
-                f"local mini-batches of {n_rows_DK} rows"
-            )
-            assert len(set(map(len, n_rows_DK))) == 1, f"micro-batches of {n_rows_DK} rows"
+            shapes = {(sum(n_rows_K), len(n_rows_K)) for n_rows_K in n_rows_DK}
             # Workers count micro-batches by their rows: one without any would be on other ranks
             # alone, and these would wait for it.
-            assert min(map(min, n_rows_DK)) >= 1, f"micro-batches of {n_rows_DK} rows"
+            is_even = len(shapes) == 1 and min(map(min, n_rows_DK)) >= 1
+            assert is_even, f"micro-batches of {n_rows_DK} rows"
 
     @property
     def n_mini_batches(self) -> int:

@@ -5,18 +5,15 @@ from dataclasses import dataclass, fields
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
-from verl_padding.plan.layout import Layout, RowsDK, RowsMDK
+from verl_padding.plan.layout import Layout, RowsMDK
 
 
 @dataclass(frozen=True, kw_only=True)
 class MiniBatchCost:
     """One optimizer step of a layout, with its pads unless said otherwise."""
 
-    ranks: int
     real_rows: int
     pads: int
-    tokens: int
-    """Tokens of the rows and pads, as they are, not as an engine pads them."""
     real_tokens: int
     """Tokens of the real rows."""
     computed_tokens: int
@@ -68,25 +65,23 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
             mini-batches, each is one micro-batch here.
         costs: the call's.
     """
-    return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]
-
-
-def _step_cost(rows_DK: RowsDK, costs: CallCosts) -> MiniBatchCost:
-    numbers, _ = flatten_micro_batches(rows_DK)
-    real = numbers[numbers < costs.n_rows]
-    n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
-    tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
-    return MiniBatchCost(
-        ranks=len(rows_DK),
-        real_rows=len(real),
-        pads=n_pads,
-        tokens=real_tokens + n_pads * costs.pad_tokens,
-        real_tokens=real_tokens,
-        computed_tokens=real_tokens
-        if costs.tries is None
-        else int(tokens_DK.sum()) - n_pads * costs.pad_tokens,
-        cost=int(load_DK.sum()),
-        micro_batches=load_DK.shape[1],
-        mini_slowest=int(load_DK.sum(axis=1).max()),
-        micro_slowest=int(load_DK.max(axis=0).sum()),
-    )
+    steps = []
+    for rows_DK in rows_MDK:
+        numbers, _ = flatten_micro_batches(rows_DK)
+        real = numbers[numbers < costs.n_rows]
+        n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
+        tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
+        shared_computed = int(tokens_DK.sum()) - n_pads * costs.pad_tokens
+        steps.append(
+            MiniBatchCost(
+                real_rows=len(real),
+                pads=n_pads,
+                real_tokens=real_tokens,
+                computed_tokens=real_tokens if costs.tries is None else shared_computed,
+                cost=int(load_DK.sum()),
+                micro_batches=load_DK.shape[1],
+                mini_slowest=int(load_DK.sum(axis=1).max()),
+                micro_slowest=int(load_DK.max(axis=0).sum()),
+            )
+        )
+    return steps

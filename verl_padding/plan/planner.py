@@ -1,6 +1,6 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import chain
 
@@ -9,7 +9,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass
-from verl_padding.plan.errors import NoRealRowError, RowTooLongError
+from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import score_layout
@@ -38,11 +38,10 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     (((0, 1), (2, 3)),)
 
     Raises:
-        NoRealRowError: there is no row.
-        RowTooLongError: a row does not fit into a micro-batch of one of the calls.
+        PlanError: there is no row, or one does not fit into a micro-batch of one of the calls.
     """
     if not len(rows):
-        raise NoRealRowError(
+        raise PlanError(
             "no real row in the batch: every session failed or came back empty. See the errors of "
             "the agent loop, or set trainer.v1.sampler.sync_refill_failed_groups=True"
         )
@@ -54,7 +53,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         .without(rows.zero_advantage if update.drops_zero_advantage else ())
         for name, update in job.updates.items()
     }
-    whole = _whole_batch(rows, cuts.values())
+    # A pass gets as many pads as updates whose mini-batches have a fixed size.
+    fixed = [len(cut.rows_M) * cut.mini_batch_rows for cut in cuts.values() if cut.mini_batch_rows]
+    whole = MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     inputs: dict[str, object] = {}
@@ -72,21 +73,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             figures[name] = score_layout(layouts[name], costs)
         layouts[name], figures[name] = layouts[same], figures[same]
     return BatchPlan(
-        n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
         tries=rows.tries,
         warnings=tuple(_warnings(rows, cuts)),
-        hint=_hint(rows, job, layouts),
     )
-
-
-def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
-    """All rows, for a pass, and as many pads as updates whose mini-batches have a fixed size."""
-    fixed = [len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows]
-    return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
 
 
 def _warnings(rows: Rows, cuts: Mapping[str, MiniBatches]) -> Iterator[str]:
@@ -97,27 +90,6 @@ def _warnings(rows: Rows, cuts: Mapping[str, MiniBatches]) -> Iterator[str]:
                 f"{name}: only {len(cut.rows_M)} of {cut.steps} optimizer steps, because each "
                 f"needs a prompt or row of its own, and the batch has {held}"
             )
-
-
-def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
-    """What makes fewer pads, where an update has more of them than rows."""
-    for name, update in job.updates.items():
-        layout = layouts[name]
-        if layout.n_pads <= len(rows):
-            continue
-        fixes = ["take fewer ranks"] if update.dp_size > 1 else []
-        if STRATEGIES[job.strategy].has_own_steps:  # a mini-batch has its rows, or pads
-            fixes.append("choose another strategy")
-        elif layout.n_mini_batches > 1:
-            fixes.append(f"raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}")
-        if update.token_budget is None:
-            fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
-        return (
-            f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks get "
-            "equally many rows of a mini-batch, in whole micro-batches."
-            + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
-        )
-    return None
 
 
 def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
@@ -195,7 +167,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
         why = f"too many to plan {len(rows)} rows together:"
     else:
         return
-    raise RowTooLongError(
+    raise PlanError(
         f"row {key!r} has {tokens} tokens, prompt and response, {why} keep rows shorter "
         "(data.max_prompt_length, data.max_response_length)"
     )

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable
 
-KEY_FORM = "{uid}_{session}_{index}"
-
 
 def row_key(uid: str, session: int | str, index: int) -> str:
     """``math_7_0_1`` is row 1 of session 0 of the prompt ``math_7``."""

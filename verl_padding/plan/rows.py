@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import KEY_FORM, parts_of_key
+from verl_padding.plan.row_keys import parts_of_key
 
 MAX_TOKENS = 1 << 26
 """Most tokens that a row may have: beyond every model's context, yet their square is a cost that
@@ -45,7 +45,6 @@ class Rows:
                     f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MAX_TOKENS} is "
                     "needed"
                 )
-        assert len(set(self.zero_advantage)) == len(self.zero_advantage), "each row once"
         assert set(self.zero_advantage) <= set(range(len(self))), "rows of the batch"
 
     def __len__(self) -> int:
@@ -79,8 +78,8 @@ class Rows:
             parts = parts_of_key(key)
             if parts is None:
                 raise PlanError(
-                    f"row {key!r}: not of the form {KEY_FORM}, where session and index are whole "
-                    "numbers from 0"
+                    f"row {key!r}: not of the form {{uid}}_{{session}}_{{index}}, where session "
+                    "and index are whole numbers from 0"
                 )
             prompt_R.append(parts[0])
         return cls(

@@ -25,8 +25,15 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
-from verl_padding.pads.upsampling import EXTRA_FIELDS, images_of_rows
+from verl_padding.pads.queue import (
+    KVBatchMeta,
+    fields_of_all,
+    first_few,
+    read_extra_fields,
+    read_fields,
+)
+from verl_padding.pads.tags import tokens_of_tags
+from verl_padding.pads.upsampling import images_of_rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import (
     index_of_key,
@@ -63,15 +70,12 @@ class PrefixDetection:
 
     Args:
         batch: real rows in TransferQueue.
-        tokens_R: tokens of each row, prompt and response.
         may_have_images: whether the job's models look at images or sounds.
     """
 
-    def __init__(
-        self, batch: KVBatchMeta, tokens_R: Sequence[int], *, may_have_images: bool = False
-    ):
+    def __init__(self, batch: KVBatchMeta, *, may_have_images: bool = False):
         self._keys, self._partition = list(batch.keys), batch.partition_id
-        self._tokens_R = tokens_R
+        self._tokens_R = tokens_of_tags(batch.tags)
         self._may_have_images, self._batch = may_have_images, batch
 
     @cached_property
@@ -173,13 +177,11 @@ class PrefixDetection:
         """Number of the row that a row extends, None for none, for those rows whose agent loop says
         it."""
         rows = [row for session in self._sessions_of_rows for row in session]
-        if not rows:
-            return {}
         number = {key: row for row, key in enumerate(self._keys)}
         declared: dict[int, int | None] = {}
-        extra_fields = tu.get(self._read(rows, [EXTRA_FIELDS]), EXTRA_FIELDS, [{}] * len(rows))
-        for row, extra in zip(rows, extra_fields, strict=True):
-            if not isinstance(extra, Mapping) or EXTENDS not in extra:
+        extra_R = read_extra_fields([self._keys[row] for row in rows], self._partition)
+        for row, extra in zip(rows, extra_R, strict=True):
+            if EXTENDS not in extra:
                 continue
             key, place = self._keys[row], extra[EXTENDS]
             if place is not None and (

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
@@ -33,7 +32,7 @@ from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
-from verl_padding.worker.training_workers import answer, training_workers
+from verl_padding.worker.training_workers import answer, training_workers, worker_data
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -106,7 +105,9 @@ def _probe(
         return limit
     one, exchanged, changed, again = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], exchanged[1])
-    leak_limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
+    has_experts = any(getattr(text, name, None) for name in EXPERTS)
+    rounds_more = has_experts or has_linear_attention(text.to_dict())
+    leak_limit = (LEAK_OF_EXPERTS if rounds_more else LEAK) * own
     size = float(one[1].abs().mean())
     rounding = max(
         ROUNDING * torch.finfo(torch.float32).eps * size, REPEATS * _distance(one[1], again[1])
@@ -155,12 +156,6 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
         yield [before, each, after, *(torch.cat([each, end]) for end in (rest, rest.flip(0)))]
 
 
-def _rounds_more(text: Any) -> bool:
-    """Whether a model's outputs depend on more than the rounding of sums."""
-    has_experts = any(getattr(text, name, None) for name in EXPERTS)
-    return has_experts or has_linear_attention(text.to_dict())
-
-
 def _outputs(
     training_worker: Any, rows: list[torch.Tensor], *, axes: tuple[int, ...], shares: bool = False
 ) -> list[torch.Tensor] | None:
@@ -168,20 +163,15 @@ def _outputs(
     rank that has no outputs."""
     micro_batch_size, rows = len(rows), rows * _schedule_multiple(training_worker.engine)
     ones = [torch.ones_like(ids) for ids in rows]
-    response_masks = [mask[1:] for mask in ones]
-    fields = {
-        "input_ids": rows,
-        "position_ids": [
-            torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows
-        ],
-        "attention_mask": ones,
-        "loss_mask": response_masks,
-        "response_mask": response_masks,
-        "prompts": [ids[:1] for ids in rows],
-        "responses": [ids[1:] for ids in rows],
-    }
-    jagged = {name: tu.nested_tensor_from_tensor_list(values) for name, values in fields.items()}
-    data = TensorDict(jagged, batch_size=len(rows))
+    positions = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
+    masks = [mask[1:] for mask in ones]
+    data = worker_data(
+        rows,
+        position_ids=positions,
+        attention_mask=ones,
+        loss_mask=masks,
+        response_mask=masks,
+    )
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:

@@ -24,14 +24,9 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, jagged, read_column
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
-from verl_padding.prefix_sharing.prefix_trie import computed_rows
-from verl_padding.worker.training_workers import token_budget
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
-PACKING_EFFICIENCY = "padding/packing_efficiency"
-"""Metric of a worker: computed tokens of real rows over the token budget, as a mean over its
-micro-batches."""
 
 PREFIX = "verl_padding/"
 """Prefix of our policy losses in verl's registry."""
@@ -58,7 +53,7 @@ class RealRowsLoss:
     lost their tokens to a rejection, and have a ``loss_mask``, stay in the denominators. A
     micro-batch without a trained token gets a zero that depends on the model's output, so that its
     backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the
-    inner loss's metrics, every micro-batch reports a count of one, and how full it is. A mini-batch
+    inner loss's metrics, every micro-batch reports a count of one. A mini-batch
     without a trained token reports 0 for verl's policy loss, and for each loss that ``inner`` has
     reported before.
 
@@ -91,13 +86,14 @@ class RealRowsLoss:
         real_R = ~read_column(data, IS_PADDING).bool()
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
         trained = (real_R & has_token_R).nonzero().flatten().tolist()
-        packing = _packing_metrics(data, real_R)
+        # Plain, one value a micro-batch: every rank has as many.
+        counted = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
         if not trained:
             if mini_batch.reporting_ranks == 0:  # where some rank trains, it alone reports losses
-                packing |= {
+                counted |= {
                     name: RunningMetric(AggregationType.SUM, 0.0) for name in self._reported_losses
                 }
-            return _connected_zero(model_output), packing
+            return _connected_zero(model_output), counted
         if len(trained) < len(data):
             model_output = {
                 name: _select(value, trained, len(data)) for name, value in model_output.items()
@@ -124,18 +120,7 @@ class RealRowsLoss:
         self._reported_losses.update(
             name for name, value in metrics.items() if _aggregation(value) is AggregationType.SUM
         )
-        return loss, _weighted_metrics(metrics, data, mini_batch) | packing
-
-
-def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:
-    # Plain metrics, one value a micro-batch: every rank has as many.
-    metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
-    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
-        computed = sum(
-            tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row]
-        )
-        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / token_budget(data))
-    return metrics
+        return loss, _weighted_metrics(metrics, data, mini_batch) | counted
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
@@ -194,22 +179,14 @@ def share_of_mini_batch(
 def normalize_over_mini_batch(loss: Any) -> Any:
     """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss
     stays as it is."""
-    policy_loss = _policy_loss(loss)
+    config = loss.keywords.get("config") if isinstance(loss, partial) else None
+    policy_loss = getattr(config, "policy_loss", None)
     if policy_loss is None or policy_loss.loss_mode != ROW_MEAN:
         return loss
-    config, policy_loss = copy.copy(loss.keywords["config"]), copy.copy(policy_loss)
+    config, policy_loss = copy.copy(config), copy.copy(policy_loss)
     object.__setattr__(policy_loss, "loss_mode", PREFIX + ROW_MEAN)  # verl's configs are frozen
     object.__setattr__(config, "policy_loss", policy_loss)
     return partial(loss.func, *loss.args, **{**loss.keywords, "config": config})
-
-
-def _policy_loss(loss: Any) -> Any:
-    """What the config of verl's actor loss says of its policy loss; None of any other loss."""
-    return (
-        getattr(loss.keywords.get("config"), "policy_loss", None)
-        if isinstance(loss, partial)
-        else None
-    )
 
 
 class RunningMetric(Metric):

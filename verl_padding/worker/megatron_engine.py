@@ -14,7 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -24,17 +24,16 @@ from torch.distributed.nn.functional import all_gather
 from verl.utils.device import get_device_id, get_device_name
 
 from verl_padding.prefix_sharing.attention import GatherTokens
-from verl_padding.prefix_sharing.engine import BranchesMixedError, expand_outputs, segments_of
+from verl_padding.prefix_sharing.engine import (
+    BranchesMixedError,
+    VerlEngine,
+    expand_outputs,
+    segments_of,
+)
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
 from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
-
-if TYPE_CHECKING:
-    from verl.workers.engine.base import BaseEngine as VerlEngine
-else:
-    VerlEngine = object  # a mixin: one of verl's engines comes behind it
-
 
 DOES_NOT = "Megatron's attention does not follow branches with"
 BRANCH_WITH: dict[str, tuple[Any, ...]] = {

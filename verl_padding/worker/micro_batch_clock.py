@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from tensordict import TensorDict
 from verl.utils.device import get_device_name, get_torch_device
 
@@ -20,7 +19,7 @@ from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import PlannedCall, planned_call
 from verl_padding.prefix_sharing.prefix_trie import computed_rows
 from verl_padding.record.timings import MicroBatchTiming
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 TIMINGS = "timings"
 """Name of the timings in what a worker answers."""
@@ -124,10 +123,8 @@ class MicroBatchClock:
 
 
 def read_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: what a worker's engines took, as
+    """For verl's ``execute_with_func_generator``: what a worker's engines took, a list in
     ``non_tensor_batch[TIMINGS]``."""
-    from verl.protocol import DataProto
-
     # Of ranks that share their rows, only one answers.
     timings = [
         timing
@@ -135,6 +132,4 @@ def read_in_worker(worker: Any) -> Any:
         for timing in training_worker.engine.clock.read()
         if training_worker.engine.is_mp_src_rank_with_outputs()
     ]
-    answer = np.empty(len(timings), dtype=object)
-    answer[:] = timings
-    return DataProto(non_tensor_batch={TIMINGS: answer})
+    return answer(**{TIMINGS: timings})

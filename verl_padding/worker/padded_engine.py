@@ -10,7 +10,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -20,7 +20,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import MINI_BATCH, planned_call
-from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine
+from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine, VerlEngine
 from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
@@ -31,11 +31,6 @@ from verl_padding.worker.micro_batch_clock import MicroBatchClock
 from verl_padding.worker.packed_attention import pack_rows
 from verl_padding.worker.plan_packer import micro_batches_of_plan
 from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, TOKENS
-
-if TYPE_CHECKING:
-    from verl.workers.engine.base import BaseEngine as VerlEngine
-else:
-    VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
 
 class PaddedEngine(VerlEngine):

@@ -1,8 +1,10 @@
 """The workers that train or ask a model, inside of what Ray runs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
@@ -29,6 +31,21 @@ def answer(**values: Any) -> Any:
     for name, value in values.items():
         arrays[name][0] = value
     return DataProto(non_tensor_batch=arrays)
+
+
+def worker_data(ids_R: Sequence[torch.Tensor], **fields: Sequence[torch.Tensor]) -> TensorDict:
+    """What a worker gets of rows with these tokens, of which the first is the prompt, and with
+    fields that are jagged, too."""
+    columns = {
+        "input_ids": ids_R,
+        "prompts": [ids[:1] for ids in ids_R],
+        "responses": [ids[1:] for ids in ids_R],
+    }
+    jagged_F = {
+        name: tu.nested_tensor_from_tensor_list(list(value_R))
+        for name, value_R in (columns | fields).items()
+    }
+    return TensorDict(jagged_F, batch_size=len(ids_R))
 
 
 def token_budget(data: TensorDict) -> int:

@@ -66,7 +66,8 @@ def flash_attn_varlen_func(
     # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the
     # gradient of a slice is as long as what it was cut from.
     lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
-    k, v = (_as_many_heads(states, q) for states in (k, v))
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
     rows = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     return torch.cat([_attend_in_row(*row, window, softmax_scale, dropout_p) for row in rows])
 
@@ -106,11 +107,6 @@ def kernel_settings() -> tuple[str, ...]:
     from torch.nn.attention import varlen
 
     return tuple(inspect.signature(varlen.varlen_attn).parameters)
-
-
-def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    groups = q.shape[1] // states.shape[1]
-    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
 def _attend_in_row(

@@ -13,14 +13,10 @@ TOKENS, STEPS, SCHEDULER_STEPS = "tokens", "optimizer_steps", "scheduler_steps"
 
 
 def start_call(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: what a worker tells of a call, its peak memory
-    too, is of that call alone; verl's is the highest since the process began."""
-    from verl.utils.device import get_torch_device
-
+    """For verl's ``execute_with_func_generator``: what a worker tells of a call is of that call
+    alone."""
     for training_worker in training_workers(worker).values():
         training_worker.engine.done.clear()
-    if hasattr(get_torch_device(), "reset_peak_memory_stats"):
-        get_torch_device().reset_peak_memory_stats()
     return answer()
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss, value_loss
 
@@ -23,7 +22,7 @@ from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 from verl_padding.worker.losses import normalize_over_mini_batch
 from verl_padding.worker.padded_engine import PaddedEngine
-from verl_padding.worker.training_workers import answer, training_workers
+from verl_padding.worker.training_workers import answer, training_workers, worker_data
 
 ALONE = {"dp_size": 1, "global_batch_size": 2, "batch_num_tokens": 5}
 """Ranks, rows and trained tokens of a mini-batch that is two responses of 2 and 3 tokens."""
@@ -108,25 +107,21 @@ def check_loss_scaling(role: str, loss: Any) -> None:
 
 
 def _value(loss: Callable[..., Any], mini_batch: dict[str, int]) -> torch.Tensor:
-    def jagged(*values: float) -> torch.Tensor:
-        rows = torch.tensor(values, dtype=torch.float64).split((2, 3))
-        return tu.nested_tensor_from_tensor_list(list(rows))
-
-    ones = jagged(1, 1, 1, 1, 1)
-    ids = [torch.arange(3), torch.arange(4)]  # behind a prompt of one token each
-    data = TensorDict(
-        {
-            "input_ids": tu.nested_tensor_from_tensor_list(ids),
-            "prompts": tu.nested_tensor_from_tensor_list([row[:1] for row in ids]),
-            "responses": tu.nested_tensor_from_tensor_list([row[1:] for row in ids]),
-            "response_mask": ones,
-            "advantages": jagged(1, 2, -1, 3, 4),
-            "old_log_probs": -ones,
-            "ref_log_prob": -0.9 * ones,
-            "values": 0 * ones,
-            "returns": ones,
+    fields = {
+        "response_mask": [1, 1, 1, 1, 1],
+        "advantages": [1, 2, -1, 3, 4],
+        "old_log_probs": [-1] * 5,
+        "ref_log_prob": [-0.9] * 5,
+        "values": [0] * 5,
+        "returns": [1] * 5,
+    }
+    ids = [torch.arange(3), torch.arange(4)]
+    data = worker_data(
+        ids,
+        **{
+            name: torch.tensor(value_T, dtype=torch.float64).split((2, 3))
+            for name, value_T in fields.items()
         },
-        batch_size=2,
     )
     tu.assign_non_tensor(data, **mini_batch)
     outputs = tu.nested_tensor_from_tensor_list([torch.full((len(row),), -0.9) for row in ids])
