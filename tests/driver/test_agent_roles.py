@@ -3,16 +3,13 @@
 import pytest
 import torch
 import transfer_queue as tq
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.rows_in_queue import PARTITION, put_rows, read_columns
 from tests.support.trainer_without_workers import padded_trainer
-from tests.support.verl_config import compose_job
-from verl_padding.config import PaddingConfig
-from verl_padding.driver.agent_roles import check_baseline, parts_by_role
-from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.driver.agent_roles import parts_by_role
+from verl_padding.errors import PaddingDataError
 from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.plan.row_keys import session_of_key
 
@@ -100,14 +97,6 @@ def test_a_row_continues_the_nearest_of_its_role():
     subs, lead = parts_by_role(batch, ["sub", "lead", "sub"], [None, 0, 1])
     assert (subs[0].keys, subs[1]) == (["a_0_0", "a_0_1"], [None, 0])
     assert (lead[0].keys, lead[1]) == (["a_0_2"], [None])
-
-
-@pytest.mark.parametrize("name", sorted(set(ADV_ESTIMATOR_REGISTRY) - set(GROUPING)))
-def test_an_estimator_without_groups_is_refused_with_the_reason(name):
-    config = compose_job(f"algorithm.adv_estimator={name}")
-    check_baseline(config, PaddingConfig())
-    with pytest.raises(PaddingConfigError, match=rf"adv_estimator={name} does not compare"):
-        check_baseline(config, PaddingConfig(baseline="role"))
 
 
 @pytest.mark.parametrize("role", [{}, {"role": None}, {"role": 3}, {"role": ""}])

@@ -12,7 +12,6 @@ taken out. An error is that of the gradient with respect to the model's outputs,
 difference over the length of the reference.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,7 +55,6 @@ READ = (
     "teacher_logprobs",
 )
 SIDES = ("stock verl", "verl_padding")
-Loss = Callable[..., Any]
 
 
 @dataclass
