@@ -8,9 +8,10 @@ import torch
 import transfer_queue as tq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-from tests.equivalence.test_estimators_beside_pads import CRITIC, VERLS_LIMITS
+from tests.equivalence.test_estimators_beside_pads import CRITIC, RESULTS, VERLS_LIMITS
+from tests.equivalence.test_estimators_beside_pads import computed as computed_of
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content, read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.pads.prompt_order import ordered_uid
@@ -19,7 +20,6 @@ from verl_padding.plan.row_keys import session_of_key
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 CORRECTION = "algorithm.rollout_correction"
-RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
 
 
 @cache
@@ -27,7 +27,7 @@ def trainer_of(*settings_of_job):
     return padded_trainer("algorithm.use_kl_in_reward=true", *settings_of_job)
 
 
-def put(masks, *, rewards, kl=None):
+def put(masks, *, rewards, kl=None, roles=None):
     """Rows with these masks, whose other numbers depend on their keys alone."""
     columns = {}
     for key, mask in masks.items():
@@ -43,7 +43,7 @@ def put(masks, *, rewards, kl=None):
             "rollout_log_probs": rollout,
             "ref_log_prob": reference if kl is None else old - kl,
             "values": values,
-            "extra_fields": {"role": "solver"},
+            "extra_fields": {"role": roles[key] if roles else "solver"},
         }
         for name, value in fields.items():
             columns.setdefault(name, []).append(value)
@@ -52,18 +52,11 @@ def put(masks, *, rewards, kl=None):
 
 def computed(trainer, masks, **rows):
     """Results of each row, the coefficient of the in-reward KL after the step, and metrics."""
-    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
-    batch, metrics = put(masks, **rows), {}
-    answer = trainer._compute_advantage(batch, metrics)
-    assert answer.keys == batch.keys
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
-    found = {name: data[name].unbind() for name in RESULTS if name in data}
-    of_row = {
-        key: {name: values[row].tolist() for name, values in found.items()}
-        for row, key in enumerate(batch.keys)
-    }
+    batch = put(masks, **rows)
+    outcome = computed_of(trainer, batch)
+    assert outcome.error is None
     tq.kv_clear(keys=list(batch.keys), partition_id=PARTITION)
-    return of_row, trainer.kl_ctrl_in_reward.value, metrics
+    return outcome.rows, outcome.kl_coefficient, outcome.metrics
 
 
 @st.composite
