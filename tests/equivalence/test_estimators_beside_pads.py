@@ -5,7 +5,6 @@ in TransferQueue: advantages, returns, rewards, the controller of the in-reward 
 must be the same to the last bit.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
+from tests.equivalence.test_registered_losses import presets
 from tests.support.rows_in_queue import (
     PARTITION,
     put_columns,
@@ -190,12 +190,7 @@ def test_a_session_whose_last_row_is_not_trained_has_verls_reward():
 
 FIELDS = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
 FIELDS += ("rollout_is_batch_normalize",)
-CORRECTIONS = {
-    name: make()
-    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
-    if name.startswith("decoupled_")
-}
-assert len(CORRECTIONS) >= 5
+CORRECTIONS = presets("decoupled_")
 CORRECTIONS["normalized"] = RolloutCorrectionConfig(rollout_is_batch_normalize=True)
 for option, bounds in {"token_k1": "0.5_1.5", "seq_max_k2": "0.5"}.items():
     CORRECTIONS[f"rejects by {option}"] = RolloutCorrectionConfig(
