@@ -1,6 +1,7 @@
 """Advantages of whole sessions, from verl's own estimators, against formulas written out, however
 they are split."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
-from tests.support.estimator_formulas import Sample, advantages, returns
+from tests.support.estimator_formulas import advantages, returns
 from tests.support.losses_on_rows import nested
 from tests.support.split_sessions import sessions, split
 from tests.support.verl_config import compose_job
@@ -141,10 +142,7 @@ def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimato
     rewards = {session.name: session.reward for session in drawn}
     samples = [session.sample for session in drawn]
     if not kl:
-        samples = [
-            Sample(sample.uid, sample.reward, sample.values, [0.0] * len(sample.values))
-            for sample in samples
-        ]
+        samples = [replace(each, penalties=[0.0] * len(each.penalties)) for each in samples]
     if (
         estimator == "grpo_vectorized"
     ):  # whose single precision makes noise of scores that are the same

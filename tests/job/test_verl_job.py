@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import transformers
 
+from tests.job.test_savings import FIXED as FIXED_SIZES
 from tests.support.verl_config import compose_padded
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
@@ -23,13 +24,7 @@ A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
 PLAN = "padding.packer=plan"
 SHARING = (PLAN, "padding.sharing=on")
-FIXED = (
-    f"{A}.use_dynamic_bsz=false",
-    f"{R}.log_prob_use_dynamic_bsz=false",
-    f"{A}.ppo_micro_batch_size_per_gpu=4",
-    f"{R}.log_prob_micro_batch_size_per_gpu=8",
-    f"{REF_}.log_prob_micro_batch_size_per_gpu=16",
-)
+FIXED = (*FIXED_SIZES, f"{REF_}.log_prob_micro_batch_size_per_gpu=16")
 
 
 def job_of(*overrides, updates_actor=True):
