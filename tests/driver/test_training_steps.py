@@ -196,9 +196,10 @@ def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch
 
 def put_sessions(sessions):
     """Rows of these tokens, a prompt of each session; the last token is the response."""
+    uids = [ordered_uid(7, place) for place in range(len(sessions))]
     rows = {
-        f"{ordered_uid(7, place)}_0_{row}": (tokens[:-1], tokens[-1:])
-        for place, session in enumerate(sessions)
+        f"{uid}_0_{row}": (tokens[:-1], tokens[-1:])
+        for uid, session in zip(uids, sessions, strict=True)
         for row, tokens in enumerate(session)
     }
     return put_grown_sessions(rows)
