@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker, VerlWorker
-from verl_padding.pads.queue import KVBatchMeta, list_rows
+from verl_padding.pads.queue import list_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -45,25 +45,21 @@ def worker_of(kind, **attributes):
     return worker
 
 
-def row(first_token, *, score=1.0, info=None, tokens=3):
+def row(first_token, *, tokens=3):
     ids = list(range(first_token, first_token + tokens))
     return AgentLoopOutput(
         prompt_ids=ids[:1],
         response_ids=ids[1:],
         response_mask=[1] * (tokens - 1),
         response_logprobs=[-1.0] * (tokens - 1),
-        reward_score=score,
+        reward_score=1.0,
         num_turns=2,
         metrics=AgentLoopMetrics(),
-        extra_fields={
-            "min_global_steps": 1,
-            "max_global_steps": 1,
-            "reward_extra_info": info or {},
-        },
+        extra_fields={"min_global_steps": 1, "max_global_steps": 1, "reward_extra_info": {}},
     )
 
 
-def put(worker, uid, *sessions, validate=False):
+def put(worker, uid, *sessions):
     """Sessions of a prompt, as an agent loop returns them: a list of rows, or a row by itself."""
     of_prompt = {
         "global_steps": 1,
@@ -75,21 +71,10 @@ def put(worker, uid, *sessions, validate=False):
     async def run():
         for number, rows in enumerate(sessions):
             await worker._agent_loop_postprocess(
-                rows, validate, uid=uid, session_id=number, **of_prompt
+                rows, False, uid=uid, session_id=number, **of_prompt
             )
 
     asyncio.run(run())
-
-
-def batch_in_queue():
-    tags = queue_content()
-    return KVBatchMeta(
-        keys=list(tags),
-        tags=list(tags.values()),
-        partition_id=PARTITION,
-        fields=None,
-        extra_info={},
-    )
 
 
 @pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
@@ -97,10 +82,10 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
     teacher = Teacher()
     worker = worker_of(kind, distillation_enabled=True, teacher_server_manager=teacher)
     put(worker, "a", [row(5), row(20, tokens=4)], row(40, tokens=6))
-    batch = batch_in_queue()
+    queued = list(queue_content())
     found = {
         key: sorted(names)
-        for names, keys in list_rows(batch.keys, PARTITION)[0].items()
+        for names, keys in list_rows(queued, PARTITION)[0].items()
         for key in keys
     }
     with_teacher = {key for key, names in found.items() if TEACHER in names}
@@ -109,7 +94,7 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
         assert len(teacher.asked) == 2
         return
     assert with_teacher == {"a_0_0", "a_0_1", "a_1_0"}
-    for key in batch.keys:
+    for key in queued:
         data = tq.kv_batch_get(
             keys=[key], partition_id=PARTITION, select_fields=["input_ids", TEACHER]
         )

@@ -9,13 +9,26 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.plan.row_keys import row_key
+from verl_padding.plan.row_keys import row_key, uid_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
-def at_the_end(score):
-    return torch.tensor([0.0, score])
+def put_prompts(scores, said):
+    """Rows that end with these scores, and their prompts, whose sessions have ended."""
+    ends = [torch.tensor([0.0, score]) for score in scores.values()]
+    put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=said)
+    uids = list(dict.fromkeys(map(uid_of_key, scores)))
+    tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * len(uids)
+    tq.kv_batch_put(keys=uids, partition_id=PARTITION, tags=tags)
+
+
+def buffer_of(kind, *overrides):
+    mode = "sync" if kind is ReplayBuffer else "colocate_async"
+    settings = (f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true")
+    buffer = padded_trainer(*settings, *overrides).replay_buffer
+    assert type(buffer) is kind
+    return buffer
 
 
 @pytest.mark.parametrize("metric", ["reward", "acc"])
@@ -23,20 +36,13 @@ def at_the_end(score):
 def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, metric):
     """Of three prompts, a has one session, b two of one score, c two of two scores; the first in
     one row or two."""
-    mode = "sync" if kind is ReplayBuffer else "colocate_async"
-    settings = (f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true")
 
     def filtered(rows):
         """uids that verl filters out, and those that we do."""
         scores = {row_key(uid, 0, index): 0.1 for uid in "abc" for index in range(rows)}
         scores |= {"b_1_0": 0.1, "c_1_0": 0.0}
-        told = [{"reward_extra_info": {"acc": score}} for score in scores.values()]
-        ends = list(map(at_the_end, scores.values()))
-        put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=told)
-        tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 3
-        tq.kv_batch_put(keys=["a", "b", "c"], partition_id=PARTITION, tags=tags)
-        buffer = padded_trainer(*settings, f"algorithm.filter_groups.metric={metric}").replay_buffer
-        assert type(buffer) is kind
+        put_prompts(scores, [{"reward_extra_info": {"acc": score}} for score in scores.values()])
+        buffer = buffer_of(kind, f"algorithm.filter_groups.metric={metric}")
         found = []
         for filter_groups in (
             partial(kind._dapo_filtered_keys, buffer),

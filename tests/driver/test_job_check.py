@@ -34,11 +34,6 @@ SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_b
             ["model_engine=torchtitan"],
             rf"{A}.strategy=torchtitan: the section.s engine is a ",
         ),
-        (["trainer.use_v1=false"], r"trainer.use_v1=False: .*Set it to True"),
-        (
-            ["+async_training={}"],
-            "async_training=",
-        ),
         (
             ["trainer.v1.trainer_mode=async"],
             r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,",
@@ -65,13 +60,6 @@ SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_b
 def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, message):
     with pytest.raises(PaddingConfigError, match=f"^{message}"):
         job_of(*overrides)
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
-    setting = f"trainer.v1.{mode}.parameter_sync_step"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
-        job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
 
 
 def test_a_section_that_workers_would_not_follow_is_refused(monkeypatch):

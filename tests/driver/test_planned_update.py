@@ -13,6 +13,7 @@ from tests.support.rows_in_queue import (
     put_some_fields,
     queue_content,
 )
+from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.planned_update import update_seed
 from verl_padding.driver.training_steps import TrainingSteps
@@ -25,17 +26,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 def test_rows_with_images_share_only_full_prefixes_which_is_said_once(caplog):
     # Two sessions of a row, one that begins with all of it, and one that branches off that.
-    first, longer, parts = torch.arange(5, 20), torch.arange(5, 35), torch.arange(5, 45)
-    parts[25:] += 50
-    ids = [first, longer, parts] * 2
-    batch = put_rows(
-        [(len(row) - 4, 4) for row in ids],
-        [f"{prompt}_0_{row}" for prompt in "ab" for row in range(3)],
-        input_ids=ids,
-        prompts=[row[:-4] for row in ids],
-        responses=[row[-4:] for row in ids],
-        multi_modal_inputs=[{"pixel_values": torch.ones(2, 3)}] * 6,
-    )
+    session = [*range(5, 20)], [*range(5, 35)], [*range(5, 30), *range(80, 95)]
+    rows = {
+        f"{prompt}_0_{row}": (tokens[:-4], tokens[-4:])
+        for prompt in "ab"
+        for row, tokens in enumerate(session)
+    }
+    images = [{"pixel_values": torch.ones(2, 3)}] * 6
+    batch = put_grown_sessions(rows, multi_modal_inputs=images)
     trainer = padded_trainer("padding.packer=plan", "padding.sharing=on")
     trainer._job.has_images = True
     for _ in range(2):

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.support.call_costs import costs_of
-from tests.support.drawn_jobs import tries_of_chains
 from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
@@ -43,40 +42,27 @@ OF_ITS_MICRO_BATCHES = {
     "padding/actor/packing_efficiency": 105 / (3 * 2 * BUDGETS["actor"]),
     "padding/critic/packing_efficiency": 105 / (1 * 2 * BUDGETS["critic"]),
 }
-CHAINS = [0, 0, 2, 3, 2]
-"""Rows 0 and 1 are a chain, and rows 4 and 2."""
-OF_SHARING = {
-    "padding/actor/computed_tokens/total": 105,  # no micro-batch has two rows of a chain
-    "padding/actor/sharing_factor": 1,
-    "padding/critic/computed_tokens/total": (20 + 30) + (40 + 5),
-    "padding/critic/sharing_factor": 105 / 95,
-    "padding/log_prob/computed_tokens/total": (10 + 40) + 20 + 30,
-    "padding/log_prob/sharing_factor": 105 / 100,
-}
 OF_THE_WORKERS = {
     "padding/actor/micro_batches": 3.0,
     "padding/critic/micro_batches": 4.0,
 }
 
 
-def hand_made(packer, chains=None):
+def hand_made(packer):
     layouts = {
-        call: Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK)
-        if packer == "plan"
-        else layout_of_local_batches(
-            len(TOKENS), Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK).local_batches
-        )
-        for call, rows_MDK in ROWS_MDK.items()
+        call: Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK) for call, rows_MDK in ROWS_MDK.items()
     }
-    figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
-    sharing = "off" if chains is None else "on"
-    return BatchPlan(packer=packer, sharing=sharing, layouts=layouts, figures=figures)
-
-
-def figures_of(call, layout, chains):
-    tries = None if chains is None else tries_of_chains(TOKENS, chains)
-    of_call = {"dp_size": 2, "token_budget": BUDGETS[call]}
-    return score_layout(layout, costs_of(TOKENS, cost_model="tokens", tries=tries, **of_call))
+    if packer == "verl":
+        layouts = {
+            call: layout_of_local_batches(len(TOKENS), layout.local_batches)
+            for call, layout in layouts.items()
+        }
+    of_call = {"dp_size": 2, "cost_model": "tokens"}
+    figures = {
+        call: score_layout(layout, costs_of(TOKENS, token_budget=BUDGETS[call], **of_call))
+        for call, layout in layouts.items()
+    }
+    return BatchPlan(packer=packer, sharing="off", layouts=layouts, figures=figures)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +73,6 @@ def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
     assert told == pytest.approx(want, rel=1e-12)
 
 
-def test_what_is_shared_is_counted_by_micro_batch():
-    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
-    assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():

@@ -4,7 +4,8 @@ import pytest
 import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.rows_in_queue import put_columns, put_rows
+from tests.support.rows_in_queue import put_columns
+from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, LOG_PROB
 from verl_padding.record.step_file import Place, read_steps
@@ -30,18 +31,14 @@ def trained_step(monkeypatch, *overrides, local_updates=1):
 
     def update(self, metrics, *_):
         letter = next(letters)
-        keys = [letter + key for key in IDS]
-        ids = [torch.tensor(prompt + response) for prompt, response in IDS.values()]
         masks = [torch.ones(len(response), dtype=torch.int64) for _, response in IDS.values()]
         masks[-1][:] = 0
         scores = [
             torch.tensor([0.0] * (len(mask) - 1) + [float(number)])
             for number, mask in enumerate(masks)
         ]
-        batch = put_rows(
-            [(len(prompt), len(response)) for prompt, response in IDS.values()],
-            keys,
-            input_ids=ids,
+        batch = put_grown_sessions(
+            {letter + key: ids for key, ids in IDS.items()},
             response_mask=masks,
             rm_scores=scores,
             loss_weight=[1.0, 2.0, 1.0, 1.0, 1.0, 1.0],

@@ -39,13 +39,13 @@ def job(mode, *overrides, padding=None):
 
 
 @contextmanager
-def registered_as(name, base):
+def registered(base):
     """A trainer of one's own."""
-    mine = register_trainer(name)(type(name.title(), (base,), {}))
+    mine = register_trainer("mine")(type("Mine", (base,), {}))
     try:
         yield mine
     finally:
-        del TRAINER_REGISTRY[name]
+        del TRAINER_REGISTRY["mine"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -78,13 +78,13 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 
 
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
-    with registered_as("mine", get_trainer_cls("sync")) as mine:
+    with registered(get_trainer_cls("sync")) as mine:
         with pytest.raises(
             PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"
         ):
             mine(config=job("mine", "+padding=prompt"))
         assert type(mine(config=job("mine"))) is mine
-    with registered_as("mine", PADDED_TRAINERS[get_trainer_cls("sync")]) as mine:
+    with registered(PADDED_TRAINERS[get_trainer_cls("sync")]) as mine:
         assert type(mine(config=job("mine", "+padding=prompt"))) is mine
         with pytest.raises(PaddingConfigError, match=r"^padding=None: "):
             mine(config=job("mine"))

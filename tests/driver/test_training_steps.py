@@ -19,6 +19,7 @@ from tests.support.rows_in_queue import (
     queue_content,
     read_columns,
 )
+from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.worker.test_cross_contamination import training_worker
 from verl_padding.errors import PaddingDataError
@@ -165,9 +166,12 @@ def test_a_snapshot_is_taken_without_the_rows_the_step_has_trained(mode, monkeyp
 
 
 def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
-    """What else is cleared is in tests/pads/test_queue.py."""
+    """With rows that were trained; those whose prompt still waits stay."""
     stock, trainer = get_trainer_cls("sync"), padded_trainer()
     monkeypatch.setattr(stock, "_setup", lambda self: None)
+    waiting = put_rows([(5, 3), (7, 2)], ["a_0_0", "a_1_0"]).keys
+    prompt = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_put(key="a", partition_id=PARTITION, tag=prompt)
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
 
     def unreachable(**kwargs):
@@ -186,22 +190,19 @@ def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch
     assert any(tag.get("is_padding") for tag in left.values())
     with caplog.at_level(logging.WARNING):
         set_up(padded_trainer())
-    assert not queue_content()
-    assert f"cleared {len(left)} keys" in caplog.text
+    assert set(queue_content()) == {"a", *waiting}
+    assert f"cleared {len(left) - 3} keys" in caplog.text
 
 
-def put_sessions(step, sessions):
+def put_sessions(sessions):
     """Rows of these tokens, a prompt of each session; the last token is the response."""
-    rows = [torch.tensor(row) for session in sessions for row in session]
-    uids = [ordered_uid(step, place) for place in range(len(sessions))]
-    pairs = zip(uids, sessions, strict=True)
-    keys = [f"{uid}_0_{row}" for uid, session in pairs for row in range(len(session))]
-    fields = {
-        "input_ids": rows,
-        "prompts": [row[:-1] for row in rows],
-        "responses": [row[-1:] for row in rows],
+    uids = [ordered_uid(7, place) for place in range(len(sessions))]
+    rows = {
+        f"{uid}_0_{row}": (tokens[:-1], tokens[-1:])
+        for uid, session in zip(uids, sessions, strict=True)
+        for row, tokens in enumerate(session)
     }
-    return put_rows([(len(row) - 1, 1) for row in rows], keys, **fields)
+    return put_grown_sessions(rows)
 
 
 def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
@@ -213,20 +214,19 @@ def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
         "algorithm.lam=1",
     )
     trainer.critic_wg = SimpleNamespace(_dispatch_info={"train": [0, 1]})
-    texts, masks = ([5, 6], [5, 6, 7, 8], [5, 9]), ([1], [1, 0, 1], [1])
-    uids = [ordered_uid(7, place) for place in range(2)]
-    fields = {
-        "input_ids": texts,
-        "prompts": [text[:1] for text in texts],
-        "responses": [text[1:] for text in texts],
-        "response_mask": masks,
-        "rm_scores": [[1.0], [0.0, 0.0, 1.0], [0.0]],
-        **{name: [[0.0] * len(mask) for mask in masks] for name in ("values", "old_log_probs")},
+    first, other = (ordered_uid(7, place) for place in range(2))
+    rows = {
+        f"{first}_0_0": ([5], [6]),
+        f"{first}_0_1": ([5], [6, 7, 8]),
+        f"{other}_0_0": ([5], [9]),
     }
-    batch = put_rows(
-        [(1, len(mask)) for mask in masks],
-        [f"{uids[0]}_0_0", f"{uids[0]}_0_1", f"{uids[1]}_0_0"],
-        **{name: list(map(torch.tensor, values)) for name, values in fields.items()},
+    zeros = [torch.zeros(len(response)) for _, response in rows.values()]
+    batch = put_grown_sessions(
+        rows,
+        response_mask=list(map(torch.tensor, ([1], [1, 0, 1], [1]))),
+        rm_scores=list(map(torch.tensor, ([1.0], [0.0, 0.0, 1.0], [0.0]))),
+        values=zeros,
+        old_log_probs=zeros,
     )
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
@@ -238,7 +238,7 @@ def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
 
 def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     trainer = padded_trainer(*ONE_RANK, dp_size=1)
-    trainer._balance_batch(put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]]), {})
+    trainer._balance_batch(put_sessions([[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]]), {})
     update = trainer.steps.current
     update.note_work(ACTOR, 5 + 2, 1)
     assert "reached" not in caplog.text
@@ -263,7 +263,7 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
     trainer.parameter_sync_step, trainer.prepare_step = 2, dict
 
     def step_once(self, metrics, *_):
-        batch = put_sessions(7, next(updates))
+        batch = put_sessions(next(updates))
         self._balance_batch(batch, metrics)
         update = self.steps.current
         for call, epochs in (("log_prob", 1), (ACTOR, 2)):
@@ -291,6 +291,6 @@ def test_rows_that_branch_share_as_the_model_has_shown_at_first(family, n_tokens
     trainer.steps.has_probed = False
     metrics = {}
     trainer._balance_batch(
-        put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
+        put_sessions([[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
     )
     assert metrics["padding/actor/computed_tokens/total"] == n_tokens

@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
 KL = ["actor_rollout_ref.actor.use_kl_loss=true"]
 CRITIC = ["algorithm.adv_estimator=gae"]
-BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
 
 
 def work_of(ranks):

@@ -11,9 +11,7 @@ norm of what each row gives alone in float64.
 
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import benchmarks.ray_and_queue  # noqa: F401  (before verl: it chooses verl's platform)
 
@@ -21,15 +19,14 @@ import benchmarks.ray_and_queue  # noqa: F401  (before verl: it chooses verl's p
 import pandas as pd
 import torch
 import typer
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.utils.padding import response_from_nested
 
-from benchmarks.one_gpu.rows import Row, rows_of_prompts
+from benchmarks.one_gpu.rows import plan as plan_rows
+from benchmarks.one_gpu.rows import rows_of_prompts
 from benchmarks.results import Keep, report
 from tests.support.engine_in_process import (
     Actor,
-    Whole,
     cut_as_planned,
     in_float64,
     one_micro_batch,
@@ -38,9 +35,6 @@ from tests.support.engine_in_process import (
 )
 from tests.support.losses_on_rows import policy_loss
 from tests.support.played import play
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.recipes.guess.guess_loop import GUESSES, GuessLoop
 from verl_padding.recipes.guess.make_data import write_data
 from verl_padding.recipes.guess.smollm2 import make_smollm2
@@ -50,11 +44,9 @@ PROMPTS, SESSIONS, RANKS, BUDGET = 3, 3, 4, 512
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, AUTOCAST: torch.float32}
 UPDATE, PASS = "actor", "log_prob"
-Found = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""Log-probs of the response of each row, and the gradient."""
 
 
-def play_sessions(model: Path) -> dict[str, Row]:
+def play_sessions(model):
     """The rows of drawn guesses; those of prompt 0 have no advantage."""
     draw, tokenizer = random.Random(0), AutoTokenizer.from_pretrained(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,134 +64,113 @@ def play_sessions(model: Path) -> dict[str, Row]:
                 f"p{prompt}_{session}_{index}": (output.prompt_ids, output.response_ids)
                 for index, output in enumerate(outputs)
             }
-    rows = {key: dict(row) for key, row in trained_rows(texts).items()}
-    for number in rows_of_prompts(rows, "0"):
-        row = list(rows.values())[number]
+    rows = trained_rows(texts)
+    keys = list(rows)
+    for number in rows_of_prompts(keys, "0"):
+        row = rows[keys[number]]
         row["advantages"] = torch.zeros_like(row["advantages"])
     return rows
 
 
-def load(model: Path, dtype: str) -> nn.Module:
+def load(model, dtype):
     module = AutoModelForCausalLM.from_pretrained(
         model, dtype=DTYPES[dtype], attn_implementation="sdpa"
     )
     return in_float64(module) if dtype == "float64" else module
 
 
-def engine_of(module: nn.Module, dtype: str, *, shares: bool) -> Whole:
+def engine_of(module, dtype, *, shares):
     engine = start_engine(Actor, module, shares=shares)
     if dtype == AUTOCAST:
         engine._autocast_dtype = torch.bfloat16
     return engine
 
 
-def with_old_log_probs(engine: Whole, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The rows with the model's own log-probs, moved by what `trained_rows` has drawn."""
-    alone = {key: one_micro_batch([row], [row]) for key, row in rows.items()}
-    made = {}
-    for key, row in rows.items():
+def log_probs(output, micro_batch):
+    """Of the response of each row, cut out as verl's trainer does it."""
+    found = response_from_nested(output["model_output"]["log_probs"], micro_batch["response_mask"])
+    return found.detach().clone().unbind()
+
+
+def log_probs_of_a_pass(engine, micro_batches):
+    """By key, with the module as it is for a pass before an update."""
+    engine.module.eval()
+    found = {}
+    for keys, data in micro_batches:
         with torch.no_grad():
-            _, output = engine.forward_step(alone[key], None, forward_only=True)
-        (own,) = _responses(output, alone[key]).unbind()
-        moved = {name: row[name] + 5.6 + own.double() for name in ("old_log_probs", "ref_log_prob")}
-        made[key] = row | moved
-    return made
+            _, output = engine.forward_step(data, None, forward_only=True)
+        found |= dict(zip(keys, log_probs(output, data), strict=True))
+    engine.module.train()
+    found.pop(None, None)  # of pads
+    return found
 
 
-def _responses(output: Any, micro_batch: Any) -> torch.Tensor:
-    return response_from_nested(output["model_output"]["log_probs"], micro_batch["response_mask"])
+def with_old_log_probs(engine, rows):
+    """The rows with the model's own log-probs, moved by what `trained_rows` has drawn."""
+    each_alone = (([key], one_micro_batch([row], [row])) for key, row in rows.items())
+    return {
+        key: rows[key]
+        | {name: rows[key][name] + 5.6 + own.double() for name in ("old_log_probs", "ref_log_prob")}
+        for key, own in log_probs_of_a_pass(engine, each_alone).items()
+    }
 
 
-def alone(engine: Whole, rows: Mapping[str, Row]) -> Found:
-    """Each row by itself."""
+def computed(engine, loss, micro_batches):
+    """Log-probs of the response of each row, and the gradient."""
+    found = {}
+    for keys, data in micro_batches:
+        value, output = engine.forward_step(data, loss, forward_only=False)
+        (value / data["dp_size"]).backward()
+        of_rows = (row.double() for row in log_probs(output, data))
+        found |= dict(zip(keys, of_rows, strict=True))
+    found.pop(None, None)  # of pads
+    return found, engine.take_gradient().double()
+
+
+def alone(engine, rows):
+    """What each row gives by itself."""
     every = list(rows.values())
     loss = normalize_over_mini_batch(policy_loss("token-mean"))
-    return _computed(
-        engine, loss, (([key], one_micro_batch([row], every)) for key, row in rows.items())
-    )
+    each_alone = (([key], one_micro_batch([row], every)) for key, row in rows.items())
+    return computed(engine, loss, each_alone)
 
 
-def planned(
-    rows: Mapping[str, Row], sharing: Sharing = "off", zero_advantage: list[int] | None = None
-) -> BatchPlan:
-    """One mini-batch of all rows, and a pass that takes its micro-batches."""
-    call = {"dp_size": RANKS, "token_budget": BUDGET}
-    update = Update(
-        **call, prompts_per_mini_batch=PROMPTS, drops_zero_advantage=zero_advantage is not None
-    )
-    job = Job(
-        strategy="prompt",
-        prompts=PROMPTS,
-        sessions_per_prompt=SESSIONS,
-        updates={UPDATE: update},
-        inference={PASS: Pass(**call, as_update=UPDATE)} if zero_advantage is None else {},
-        packer="plan",
-        sharing=sharing,
-    )
-    ids_R = [row["input_ids"].numpy() for row in rows.values()]
-    tries = PrefixTries.from_tokens(ids_R, list(map(uid_of_key, rows)))
-    return plan_batch(
-        Rows.from_keys(rows, tries.tokens_R.tolist(), tries, zero_advantage or ()), job
-    )
+def planned(rows, **how):
+    """One mini-batch of all rows."""
+    return plan_rows(rows, BUDGET, ranks=RANKS, **how)
 
 
-def as_planned(
-    engine: Whole, rows: Mapping[str, Row], plan: BatchPlan, *, terms: bool = True, **said: Any
-) -> Found:
-    """The micro-batches of all ranks, in turn."""
+def as_planned(engine, rows, plan, *, terms=True, **said):
+    """What the micro-batches of all ranks give, in turn."""
     loss = RealRowsLoss(policy_loss("token-mean", terms=terms))
-    return _computed(
+    return computed(
         engine, loss, cut_as_planned(rows, plan, UPDATE, 0, token_budget=BUDGET, **said)
     )
 
 
-def of_pass(engine: Whole, rows: Mapping[str, Row], plan: BatchPlan) -> dict[str, torch.Tensor]:
-    """Log-probs of the pass before the update, with the module as it is for one."""
-    engine.module.eval()
-    found = {}
-    for keys, data in cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET):
-        with torch.no_grad():
-            _, output = engine.forward_step(data, None, forward_only=True)
-        found |= dict(zip(keys, _responses(output, data).unbind(), strict=True))
-    engine.module.train()
-    return found
-
-
-def _computed(engine: Whole, loss: Any, micro_batches: Iterator[Any]) -> Found:
-    log_probs = {}
-    for keys, data in micro_batches:
-        value, output = engine.forward_step(data, loss, forward_only=False)
-        (value / data["dp_size"]).backward()
-        of_rows = _responses(output, data).detach().unbind()
-        log_probs |= {key: row.double() for key, row in zip(keys, of_rows, strict=True)}
-    return {key: row for key, row in log_probs.items() if key}, engine.take_gradient().double()
-
-
-def off(found: Found, wanted: Found) -> dict[str, float]:
+def off(found, wanted):
     """How far log-probs and gradient are off those wanted, relative to their norms."""
+    log_probs = (torch.cat([of[0][key] for key in wanted[0]]) for of in (found, wanted))
     return {
         name: float((a - b).norm() / b.norm())
-        for name, a, b in (
-            (
-                "log_probs",
-                *(torch.cat([of[0][key] for key in wanted[0]]) for of in (found, wanted)),
-            ),
-            ("gradient", found[1], wanted[1]),
-        )
+        for name, (a, b) in (("log_probs", log_probs), ("gradient", (found[1], wanted[1])))
     }
 
 
-def measure(model: Path, rows: Mapping[str, Row], dtype: str, exact: Found) -> dict[str, Any]:
+def measure(model, rows, dtype, exact):
     """The differences of one dtype from the rows alone in float64, ``exact``; those of skipped rows
     from the same plan with them."""
-    figures: dict[str, Any] = {}
+    figures = {}
     module = load(model, dtype)
     if dtype != "float64":
         figures["rows alone"] = off(alone(engine_of(module, dtype, shares=False), rows), exact)
     engine = engine_of(module, dtype, shares=True)
     for name, sharing in (("pads", "off"), ("pads, shared prefixes", "on")):
-        plan = planned(rows, sharing)
-        found, before = as_planned(engine, rows, plan), of_pass(engine, rows, plan)
+        plan = planned(rows, sharing=sharing, has_pass=True)
+        found = as_planned(engine, rows, plan)
+        before = log_probs_of_a_pass(
+            engine, cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET)
+        )
         of_plan = plan.figures[UPDATE]
         figures[name] = off(found, exact) | {
             "pads": of_plan.pads,
@@ -210,16 +181,20 @@ def measure(model: Path, rows: Mapping[str, Row], dtype: str, exact: Found) -> d
             ),
         }
     zero_advantage = rows_of_prompts(rows, "0")
-    every, some = (
-        as_planned(engine, rows, plan, terms=False, **said)
-        for plan, said in (
-            (planned(rows, "on"), {}),
-            (planned(rows, "on", zero_advantage), {"leaves_out": True}),
-        )
-    )
+    plan = planned(rows, sharing="on", has_pass=True)
+    every = as_planned(engine, rows, plan, terms=False)
+    plan = planned(rows, sharing="on", zero_advantage=zero_advantage)
+    some = as_planned(engine, rows, plan, terms=False, leaves_out=True)
     assert len(every[0]) - len(some[0]) == len(zero_advantage)
     figures["zero-advantage rows skipped"] = off((every[0], some[1]), every)
     return figures
+
+
+def rows_and_exact(model):
+    """The rows, and what each gives alone in float64."""
+    engine = engine_of(load(model, "float64"), "float64", shares=False)
+    rows = with_old_log_probs(engine, play_sessions(model))
+    return rows, alone(engine, rows)
 
 
 def main(keep: Keep = False) -> None:
@@ -230,18 +205,7 @@ def main(keep: Keep = False) -> None:
         rows, exact = rows_and_exact(model)
         figures = {dtype: measure(model, rows, dtype, exact) for dtype in DTYPES}
     tokens = sum(len(row["input_ids"]) for row in rows.values())
-    ratio = max(
-        of["largest_log_ratio"] for each in figures.values() for of in each.values() if "pads" in of
-    )
-    said = {"rows": len(rows), "tokens": tokens, "largest_log_ratio": ratio}
-    report("real_text", said | figures, keep=keep)
-
-
-def rows_and_exact(model: Path) -> tuple[dict[str, Row], Found]:
-    """The rows, and what each gives alone in float64."""
-    engine = engine_of(load(model, "float64"), "float64", shares=False)
-    rows = with_old_log_probs(engine, play_sessions(model))
-    return rows, alone(engine, rows)
+    report("real_text", {"rows": len(rows), "tokens": tokens} | figures, keep=keep)
 
 
 if __name__ == "__main__":

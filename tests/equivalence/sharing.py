@@ -15,21 +15,18 @@ and the other, each from the model's weights, on the same rows; a first round is
 seconds of both ranks count neither ranks that wait nor other work on the machine.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time
 from math import isclose
 from pathlib import Path
-from typing import Any
 
 import torch
 import transfer_queue as tq
 import typer
 from tensordict import TensorDict
 
-from benchmarks.one_gpu.rows import SAID, Texts, job_of, micro_batch_of, trained_rows
+from benchmarks.one_gpu.rows import SAID, job_of, micro_batch_of, trained_rows
 from benchmarks.ray_and_queue import ray_and_queue
 from benchmarks.results import Keep, busy_cores, report
 from verl_padding.plan import Rows, plan_batch
@@ -47,20 +44,13 @@ ENGINES = {
 }
 
 
-def random_tokens(draw: random.Random, least: int, most: int) -> list[int]:
+def random_tokens(draw, least, most):
     return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
 
-def thinking(
-    calls: int,
-    seed: str | int,
-    prompts: int,
-    sessions: int,
-    tokens: tuple[int, int],
-    scale: int = 1,
-) -> Texts:
+def thinking(calls, seed, prompts, sessions, tokens, scale=1):
     """Sessions with a row a call, whose reasoning is left out of later prompts."""
-    draw, rows = random.Random(seed), Texts()
+    draw, rows = random.Random(seed), {}
     for prompt in range(prompts):
         first = random_tokens(draw, *tokens)
         for session in range(sessions):
@@ -76,9 +66,9 @@ def thinking(
     return rows
 
 
-def rollouts(seed: str, prompts: int, tokens: tuple[int, int], own: bool = False) -> Texts:
+def rollouts(seed, prompts, tokens, own=False):
     """Eight sessions of a row; ``own``: with a prompt of their own."""
-    draw, rows = random.Random(seed), Texts()
+    draw, rows = random.Random(seed), {}
     for prompt in range(prompts):
         first = random_tokens(draw, *tokens)
         for session in range(8):
@@ -87,7 +77,7 @@ def rollouts(seed: str, prompts: int, tokens: tuple[int, int], own: bool = False
     return rows
 
 
-def cases(engine: str) -> dict[str, Texts]:
+def cases(engine):
     """The rows of each case of an engine."""
     four, eight, rolled, alone = (
         "4 turns that think",
@@ -108,34 +98,34 @@ def cases(engine: str) -> dict[str, Texts]:
     }
 
 
-def budget(engine: str) -> int:
+def budget(engine):
     """Tokens of a micro-batch, and of a row at most."""
     return BUDGET * LONGER if engine == "linear_attention" else BUDGET
 
 
-def cpu_seconds(workers: Any) -> float:
+def cpu_seconds(workers):
     """CPU seconds of all ranks since they were started."""
     from verl.protocol import DataProto
 
-    def read(_: Any) -> Any:
+    def read(_):
         value = torch.tensor([time.process_time()], dtype=torch.float64)
         return DataProto(batch=TensorDict({"seconds": value}, batch_size=1))
 
     return float(workers.execute_with_func_generator(read).batch["seconds"].sum())
 
 
-def start_over(workers: Any) -> None:
+def start_over(workers):
     """Gives the workers the model's weights and a new optimizer."""
     from verl.protocol import DataProto
 
-    def reset(worker: Any) -> Any:
+    def reset(worker):
         worker.actor.reset()
         return DataProto()
 
     workers.execute_with_func_generator(reset)
 
 
-def update(workers: Any, texts: Texts, sharing: Any, tokens: int) -> dict[str, float]:
+def update(workers, texts, sharing, tokens):
     """Makes an update of one optimizer step: its gradient norm, and the plan's sharing factor."""
     from tests.support.padded_group import padded_group
     from verl_padding.driver.worker_calls import dp_size
@@ -171,9 +161,9 @@ def update(workers: Any, texts: Texts, sharing: Any, tokens: int) -> dict[str, f
     return {"grad_norm": norm, "sharing_factor": plan.figures["actor"].sharing_factor}
 
 
-def measure(workers: Any, name: str, texts: Texts, tokens: int, repeats: int) -> dict[str, Any]:
+def measure(workers, name, texts, tokens, repeats):
     """What each round of each side took."""
-    sides: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
+    sides = {"off": [], "on": []}
     for number in range(repeats + 1):
         for sharing, rounds in [*sides.items()][:: 1 if number % 2 else -1]:
             start_over(workers)

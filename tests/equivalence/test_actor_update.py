@@ -10,9 +10,8 @@ import torch
 
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import moments_of, start_over
-from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import empty_queue, put_columns, read_columns
+from tests.support.rows_in_queue import put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.trained_batches import (
     put_branching_rows,
@@ -26,13 +25,10 @@ from tests.support.updates import (
     TEMPLATE,
     assert_metrics_agree,
     assert_updates_agree,
-    call,
     plan_of,
-    read_log_probs,
     update_both,
 )
 from verl_padding.pads.loss_weighting import LossWeighting
-from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -123,39 +119,3 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(weig
     assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
     moments, want = map(moments_of, actors)
     assert (moments - want).norm() <= RELATIVE_FLOAT32 * want.norm()
-
-
-EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
-FSDP = "actor_rollout_ref.actor.fsdp_config"
-WHOLE = (f"{FSDP}.fsdp_size=1", f"{FSDP}.use_no_sync_for_gradient_accumulation=true")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "shape", "meet"),
-    [("bf16", (), "micro_batch"), ("fp32", WHOLE, "mini_batch")],
-    ids=["bf16", "each rank has all parameters"],
-)
-def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, meet, model_of):
-    """It sees a ratio of exactly 1, and a KL of exactly 0."""
-    precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
-    with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
-        for sharing in ("off", "on"):
-            start_over([ranks], "token-mean")
-            batch = put_branching_rows()
-            plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
-            passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
-            real = range(len(batch))
-            assert [row for row in passed if row in real] == [row for row in updated if row in real]
-            padded = upsample(batch, plan, TEMPLATE)
-            group = padded_group(ranks, padded)
-            group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
-            found = read_log_probs(batch)
-            put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
-            said = {"global_batch_size": 7, "epochs": 1, "calculate_entropy": False}
-            metrics = group.update_actor(call(batch, batch.keys, **said))["metrics"]
-            strip(padded.pads)
-            first = {name: metrics[name][0] for name in EXACT}
-            assert first == dict.fromkeys(EXACT, 0.0), sharing
-            assert metrics["actor/ppo_kl"][1] != 0.0, "the weights have moved then"
-            empty_queue()

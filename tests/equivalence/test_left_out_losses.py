@@ -65,6 +65,14 @@ def farthest(all_rows, without, rows):
     return max(float((a - b).abs().max()) for a, b in zip(want, got, strict=True)) / largest
 
 
+def assert_same(loss, rows, denominator="rows"):
+    (want, of_all), (got, of_some) = with_and_without(loss, rows, denominator)
+    assert farthest(want, got, rows) <= RELATIVE_FLOAT64
+    assert of_some["actor/pg_loss"] == pytest.approx(
+        of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15
+    )
+
+
 @pytest.mark.parametrize("denominator", ["rows", pytest.param("nominal", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "mode"), in_each_mode(MULTIPLIED))
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])
@@ -72,13 +80,7 @@ def test_without_zero_advantage_rows_an_admitted_loss_and_its_gradients_are_the_
     name, mode, denominator, masked
 ):
     rows = rows_of(masked=masked)
-    (want, of_all), (got, of_some) = with_and_without(
-        policy_loss(mode, name, terms=False), rows, denominator
-    )
-    assert farthest(want, got, rows) <= RELATIVE_FLOAT64
-    assert of_some["actor/pg_loss"] == pytest.approx(
-        of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15
-    )
+    assert_same(policy_loss(mode, name, terms=False), rows, denominator)
 
 
 @EACH_LOSS
@@ -101,33 +103,23 @@ def test_zero_advantage_rows_add_nothing_whatever_a_bypass_corrects_or_rejects(p
     rows = rows_of(scale=3e-4)  # within the narrowest bounds of a rejection, if not in all rows
     for row in rows.fields:
         row["rollout_log_probs"] = row["old_log_probs"]
-    (want, of_all), (got, of_some) = with_and_without(loss, rows)
-    assert farthest(want, got, rows) <= RELATIVE_FLOAT64
-    assert of_some["actor/pg_loss"] == pytest.approx(
-        of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15
-    )
+    assert_same(loss, rows)
 
 
 @pytest.mark.parametrize("name", [*MULTIPLIED, "a bypass that rejects"])
 def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
-    same, rejection = (
-        pytest.approx,
-        RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0"),
-    )
-    settings = (
-        {"name": name}
-        if name in MULTIPLIED
-        else {"name": "bypass_mode", "rollout_correction": rejection}
-    )
+    settings = {"name": name}
+    if name not in MULTIPLIED:
+        rejection = RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0")
+        settings = {"name": "bypass_mode", "rollout_correction": rejection}
     loss = policy_loss("token-mean", **settings, terms=False)
     for scale in (0.3, 1.0, 3.0):
         rows = rows_of(scale=scale)
         (_, of_all), (_, of_some) = with_and_without(loss, rows)
         assert {each.removesuffix("_computed") for each in of_some} == set(of_all)
-        for each in (set(of_all) & set(of_some)) - {
-            "actor/entropy_loss"
-        }:  # which no such job computes
-            assert of_some[each] == same(of_all[each], rel=RELATIVE_FLOAT32), each
+        # No such job computes the entropy.
+        for each in (set(of_all) & set(of_some)) - {"actor/entropy_loss"}:
+            assert of_some[each] == pytest.approx(of_all[each], rel=RELATIVE_FLOAT32), each
     assert name == "gpg" or "actor/ppo_kl_computed" in of_some
 
 

@@ -83,11 +83,8 @@ def with_drawn_routes(batch):
     """Puts experts of each token and layer, (tokens, layers, top k), as if they were recorded."""
     draw = torch.Generator().manual_seed(0)
     scores = [torch.rand(tag["seq_len"], LAYERS, EXPERTS, generator=draw) for tag in batch.tags]
-    return with_routes(batch, [of_row.argsort(-1)[..., :TOP_K] for of_row in scores])
-
-
-def with_routes(batch, routes):
-    return put_columns(batch, routed_experts=[of_row.to(torch.int16) for of_row in routes])
+    routes = [of_row.argsort(-1)[..., :TOP_K].to(torch.int16) for of_row in scores]
+    return put_columns(batch, routed_experts=routes)
 
 
 @pytest.mark.parametrize("name", ["dp2", "pp2 vpp2", "cp2", "tp2 with ep2, twice"])
@@ -95,11 +92,9 @@ def test_so_do_ranks_that_replay_routes(name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R3") as both:
         for packer in ("verl", "plan"):
-            update = assert_updates_agree(
+            assert_updates_agree(
                 *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
             )
-        batch = with_drawn_routes(put_trained_rows())
-        assert_other_experts_give_another_update(both, shape, update, batch)
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
@@ -135,21 +130,6 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
 def plan_for(batch, packer, shape):
     sizes = dict(shape.planned)
     return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
-
-
-def assert_other_experts_give_another_update(both, shape, update, batch):
-    """What is replayed is what rows have: with other experts in the last layer, the first step has
-    other log-probs."""
-    plan = plan_for(batch, "plan", shape)
-    (others,) = read_columns(batch, "routed_experts")
-    for of_row in others:
-        of_row[:, -1] = (of_row[:, -1] + 1) % EXPERTS
-    start_over(both, "token-mean")
-    template = shape.planned["template"]
-    other = update_both(*both, with_routes(batch, others), plan, template=template)
-    assert_metrics_agree(other)
-    first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
-    assert abs(changed - first) > 1e-4
 
 
 def after_pass(workers, batch):

@@ -11,22 +11,16 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
-from verl.workers.utils.padding import response_from_nested
 
 from benchmarks.one_gpu.rows import plan as plan_rows
-from tests.support.engine_in_process import (
-    Actor,
-    cut_as_planned,
-    start_engine,
-    trained_rows,
-)
+from tests.equivalence.real_text import AUTOCAST, PASS, UPDATE, log_probs_of_a_pass
+from tests.equivalence.real_text import engine_of as start
+from tests.support.engine_in_process import cut_as_planned, trained_rows
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from verl_padding.worker.losses import RealRowsLoss
 
-UPDATE, PASS = "actor", "log_prob"
 BUDGET = 64
-AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
 
 ROUNDING = {"float32": 1e-6, "bfloat16": 0.02}
@@ -63,36 +57,15 @@ def engine_of(dtype, sharing):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).to(DTYPES[dtype])
-    engine = start_engine(Actor, model, shares=sharing != "off")
-    if dtype == AUTOCAST:
-        engine._autocast_dtype = torch.bfloat16
-    return engine
+    return start(model, dtype, shares=sharing != "off")
 
 
-def log_probs_of_a_pass(engine, rows, plan):
-    """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
-    engine.module.eval()
-    found = {}
-    for keys, micro_batch in cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET):
-        with torch.no_grad():
-            _, output = engine.forward_step(micro_batch, None, forward_only=True)
-        cut = response_from_nested(
-            output["model_output"]["log_probs"], micro_batch["response_mask"]
-        )
-        found |= {
-            key: row.clone() for key, row in zip(keys, cut.unbind(), strict=True) if key is not None
-        }
-    engine.module.train()
-    return found
+def log_probs_of(engine, rows, plan):
+    """Those of the responses in a pass, by key."""
+    return log_probs_of_a_pass(engine, cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET))
 
 
-def metrics_of_an_update(
-    engine,
-    rows,
-    plan,
-    old,
-    ref,
-):
+def metrics_of_an_update(engine, rows, plan, old, ref):
     """Of both mini-batches, before any weight moves, with the log-probs that two passes have found.
 
     All ranks of this process are added up as one.
@@ -124,7 +97,7 @@ def metrics_of_an_update(
 )
 def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
-    old, of_reference = (log_probs_of_a_pass(engine, rows, plan) for _ in range(2))
+    old, of_reference = (log_probs_of(engine, rows, plan) for _ in range(2))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     exact = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
     assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0)
@@ -135,7 +108,7 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(rows):
     # Or the test above would show nothing about micro-batches.
     plan, engine = planned(rows, "off"), engine_of("float32", "off")
     by_verl = planned(rows, "off", packer="verl")
-    old, of_reference = (log_probs_of_a_pass(engine, rows, each) for each in (plan, by_verl))
+    old, of_reference = (log_probs_of(engine, rows, each) for each in (plan, by_verl))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     assert metrics["actor/ppo_kl"] == 0.0
     assert metrics["kl_loss"] != 0.0
@@ -148,7 +121,7 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(rows):
 def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     # verl's packer cuts a pass into other micro-batches than the update.
     plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")
-    old = log_probs_of_a_pass(engine, rows, plan)
+    old = log_probs_of(engine, rows, plan)
     metrics = metrics_of_an_update(engine, rows, plan, old, old)
     assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0

@@ -160,12 +160,15 @@ def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     assert set(metrics.values()) <= {0.0, 2.0}
 
 
-BYPASS = {
-    name: make()
-    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
-    if name.startswith("bypass_")
-}
-assert len(BYPASS) >= 5
+def presets(prefix):
+    """verl's rollout corrections by name, of those whose names begin so."""
+    makers = inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
+    found = {name: make() for name, make in makers if name.startswith(prefix)}
+    assert len(found) >= 5
+    return found
+
+
+BYPASS = presets("bypass_")
 
 
 @pytest.mark.parametrize(("name", "mode"), in_each_mode(BYPASS))

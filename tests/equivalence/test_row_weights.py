@@ -16,7 +16,6 @@ import verl
 from omegaconf import open_dict
 from verl.utils import tensordict_utils as tu
 
-from tests.support import losses_on_rows
 from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import (
     LAYOUTS,
@@ -24,8 +23,11 @@ from tests.support.losses_on_rows import (
     QUICK_MODE,
     SPREAD,
     Rows,
+    critic_loss,
+    distilling_loss,
     in_each_mode,
     nested,
+    policy_loss,
     run_as_verl_does,
 )
 from tests.support.plan_oracles import layout_of_local_batches
@@ -36,11 +38,6 @@ from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.worker.losses import RealRowsLoss, scale_gradient
-
-# One object for a loss, by which its rows' gradients are known again.
-policy_loss, distilling_loss, critic_loss = map(
-    cache, (losses_on_rows.policy_loss, losses_on_rows.distilling_loss, losses_on_rows.critic_loss)
-)
 
 MEANS_OVER_ROWS = losses_that(lambda loss: loss.is_mean_over_rows)
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
@@ -73,7 +70,6 @@ def weighting(mode, denominator="rows", *, by_session=False):
     return LossWeighting(mode=mode, by_rows=denominator == "rows", by_session=by_session)
 
 
-@cache
 def gradients_of_the_rows(loss, output_name):
     """Of each row's own loss: by itself, and divided by nothing."""
     rows, gradients = Rows(), []
@@ -165,17 +161,12 @@ def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(
     name, by_session, mode, denominator
 ):
     named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
-    loss = (
-        policy_loss(mode, name)
-        if name in POLICY_LOSSES
-        else losses_on_rows.policy_loss(mode, named, **settings)
-    )
+    loss = policy_loss(mode, named, **settings)
     refused = refusal(named, mode, by_session=by_session, **settings)
     rows = WeightedRows(weighting(mode, denominator, by_session=by_session))
     weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
-    if by_session and name in losses_that(
-        lambda loss: loss.is_mean_over_rows
-    ):  # the session's mean, whatever the mode says: parts of it count as such
+    if by_session and name in MEANS_OVER_ROWS:
+        # The session's mean, whatever the mode says: parts of it count as such.
         weight_R = count_R
     with pytest.raises(AssertionError, match="not close") if refused else nullcontext():
         assert_weighed(loss, "log_probs", SPREAD, rows, weight_R, mode, denominator, count_R)

@@ -12,7 +12,6 @@ taken out. An error is that of the gradient with respect to the model's outputs,
 difference over the length of the reference.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,19 +43,7 @@ PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2
 NOMINAL = PROMPTS * SESSIONS
 HALF, ALL_BUT_ONE = 61, NOMINAL - 1
 COMPUTED = ("old_log_probs", "ref_log_prob", "values")
-READ = (
-    *COMPUTED,
-    "rollout_log_probs",
-    "prompts",
-    "responses",
-    "response_mask",
-    "loss_mask",
-    "advantages",
-    "returns",
-    "teacher_logprobs",
-)
 SIDES = ("stock verl", "verl_padding")
-Loss = Callable[..., Any]
 
 
 @dataclass
@@ -117,7 +104,6 @@ def put_computed(keys, responses, draw):
 def make_trainer(estimator):
     """A padded trainer without workers; verl's own methods are its base's."""
     trainer = padded_trainer(
-        "padding.denominator=rows",
         f"algorithm.adv_estimator={estimator}",
         "critic.use_dynamic_bsz=true",
         "algorithm.use_kl_in_reward=true",
@@ -180,21 +166,11 @@ def without_pads(estimator, n_rows):
 def read(side, *, columns):
     """The rows of a side as a worker gets them, and the columns of ours."""
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
-    # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or
-    # not.
-    names = [*READ, *(COLUMN_DTYPES if columns else ())]
-    return data.select(*[name for name in names if name in data])
+    # verl's policy gradient of a distillation cannot read rollout_is_weights, pads or not.
+    return data.exclude("rollout_is_weights", *(() if columns else COLUMN_DTYPES))
 
 
-def gradient(
-    loss,
-    side,
-    data,
-    *,
-    with_pads,
-    output_name="log_probs",
-    at_once=False,
-):
+def gradient(loss, side, data, *, with_pads, output_name="log_probs", at_once=False):
     """The gradient of a step with respect to the model's outputs, real rows by key and then pads,
     (T,) float64."""
     lengths = [

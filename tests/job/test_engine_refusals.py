@@ -9,7 +9,7 @@ from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import check_model
 
-ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 
 
 def check(*overrides):

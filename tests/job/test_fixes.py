@@ -38,8 +38,12 @@ REFUSED = [
     ("padding.pad_length=7", "model_engine=megatron", f"{A}.megatron.context_parallel_size=2"),
     ("trainer.use_v1=false",),
     ("+async_training={}",),
-    (f"{V1}.trainer_mode=sync", f"+{V1}.sync.parameter_sync_step=4"),
+    *(
+        (f"{V1}.trainer_mode={mode}", f"++{V1}.{mode}.parameter_sync_step=4")
+        for mode in ("sync", "colocate_async")
+    ),
     ("padding.baseline=role", "algorithm.adv_estimator=gae", "critic.enable=true"),
+    ("padding.baseline=role", "algorithm.adv_estimator=reinforce_plus_plus"),
     ("padding.strategy=promt",),
 ]
 """Overrides of jobs that are refused."""

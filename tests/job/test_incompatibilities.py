@@ -1,47 +1,10 @@
-"""Which jobs may leave out zero-advantage rows, or the pass that computes old log-probs, and what
-keeps the others from it."""
+"""What keeps a job from leaving out the pass that computes old log-probs; test_savings.py has the
+jobs."""
 
 import ast
 from pathlib import Path
 
 import verl
-
-from tests.support.verl_config import DYNAMIC, compose_job
-from verl_padding.driver.job_check import check_job
-from verl_padding.job.calls import ACTOR, LOG_PROB, REF
-
-A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-GRPO = "algorithm.adv_estimator=grpo"
-SKIP = ("padding.zero_advantage_rows=skip", GRPO)
-ONE_STEP = ("data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8")
-UPDATE = (
-    "padding.recompute_old_log_probs=false",
-    GRPO,
-    f"{R}.calculate_log_probs=false",
-    *ONE_STEP,
-)
-
-
-def job_of(*overrides):
-    return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).planner_job()
-
-
-def test_an_update_drops_zero_advantage_rows_and_a_pass_where_a_job_asks_for_it():
-    plain, skips, own = job_of(GRPO, *ONE_STEP), job_of(*SKIP), job_of(*UPDATE)
-    assert [job.updates[ACTOR].drops_zero_advantage for job in (plain, skips, own)] == [
-        False,
-        True,
-        False,
-    ]
-    assert [list(job.inference) for job in (plain, skips, own)] == [[LOG_PROB], [LOG_PROB], []]
-    reference = job_of(*UPDATE, f"{A}.use_kl_loss=true")
-    assert list(reference.inference) == [REF]
-
-
-def test_a_lora_actor_keeps_the_pass_by_which_it_is_its_own_reference():
-    adapter = ("actor_rollout_ref.model.lora_rank=8", f"{A}.use_kl_loss=true")
-    assert list(job_of(*UPDATE, *adapter).inference) == [LOG_PROB]
-
 
 READERS = {
     "trainer/distillation/losses.py": {"distillation_loss"},

@@ -21,7 +21,7 @@ from verl_padding.job.engine_refusals import check_engines
 from verl_padding.job.role_engine import has_critic, has_reference, role_engines
 from verl_padding.job.savings import Savings
 
-ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
 MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
 DYNAMIC = (
     f"{ACTOR}.use_dynamic_bsz=true",

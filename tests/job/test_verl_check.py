@@ -15,7 +15,7 @@ from tests.support.changed_verl import (
     without_denominators,
     without_six_methods,
 )
-from tests.support.verl_config import SEPARATE, compose_padded
+from tests.support.verl_config import compose_padded
 from verl_padding.cli.doctor import installation
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
@@ -37,13 +37,6 @@ def installed(tmp_path, monkeypatch):
         return made[-1]
 
     return change
-
-
-@pytest.mark.parametrize("overrides", [(), SEPARATE, ("model_engine=megatron",)])
-def test_an_unchanged_copy_of_verl_passes(overrides, installed):
-    installed({})
-    check_job(compose_padded(*overrides))
-    assert untried_verl() == ""
 
 
 @pytest.mark.parametrize(

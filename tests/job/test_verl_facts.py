@@ -2,13 +2,12 @@
 not."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.support.changed_verl import rename
+from tests.support.fresh_processes import run_fresh
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.receipts import STAMPS
 from verl_padding.job.verl_facts import FACTS, OVERRIDDEN
@@ -48,5 +47,6 @@ def test_facts_take_at_most_2_cpu_seconds_and_import_neither_torch_nor_verl():
         "assert not {'torch', 'verl', 'ray', 'transformers'} & sys.modules.keys(); "
         "print(time.process_time())"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = run_fresh(code, platform=None)
+    assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) < 2

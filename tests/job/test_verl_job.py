@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import transformers
 
+from tests.job.test_savings import FIXED as FIXED_SIZES
 from tests.support.verl_config import compose_padded
-from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
@@ -24,13 +24,7 @@ A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
 PLAN = "padding.packer=plan"
 SHARING = (PLAN, "padding.sharing=on")
-FIXED = (
-    f"{A}.use_dynamic_bsz=false",
-    f"{R}.log_prob_use_dynamic_bsz=false",
-    f"{A}.ppo_micro_batch_size_per_gpu=4",
-    f"{R}.log_prob_micro_batch_size_per_gpu=8",
-    f"{REF_}.log_prob_micro_batch_size_per_gpu=16",
-)
+FIXED = (*FIXED_SIZES, f"{REF_}.log_prob_micro_batch_size_per_gpu=16")
 
 
 def job_of(*overrides, updates_actor=True):
@@ -79,11 +73,22 @@ def test_a_log_prob_pass_takes_the_updates_micro_batches_where_it_can(overrides,
     assert reuses_layout_of(warming_up, warming_up.inference[LOG_PROB]) is None
 
 
-def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
-    bypass = "algorithm.rollout_correction.bypass_mode=true"
-    assert list(job_of(bypass).inference) == []
-    lora = (bypass, KL, f"{MODEL}.lora_rank=8")
-    assert list(job_of(*lora).inference) == [LOG_PROB]
+@pytest.mark.parametrize(
+    "without",
+    [
+        ("algorithm.rollout_correction.bypass_mode=true",),
+        (
+            "padding.recompute_old_log_probs=false",
+            f"{R}.calculate_log_probs=false",
+            "data.train_batch_size=8",
+            f"{A}.ppo_mini_batch_size=8",
+        ),
+    ],
+)
+def test_a_log_prob_pass_is_left_out_but_for_a_lora_actors_reference(without):
+    assert list(job_of(*without).inference) == []
+    assert list(job_of(*without, KL).inference) == [REF]
+    assert list(job_of(*without, KL, f"{MODEL}.lora_rank=8").inference) == [LOG_PROB]
 
 
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -99,15 +104,6 @@ def test_rows_that_branch_in_a_model_with_states_take_more_tokens(tmp_path):
         job = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING))
         tokens = job.planner_job().updates["actor"].min_branch_tokens
         assert tokens == (MIN_BRANCH_TOKENS if keeps_states else 1)
-
-
-def test_why_rows_that_branch_may_not_share_is_said_once(caplog):
-    job = check_job(compose_padded(*SHARING))
-    for _ in range(2):
-        job.forbid_branches("they mix")
-    assert not job.planner_job().may_branch
-    assert caplog.text.count("they mix") == 1
-    assert "they mix" in "".join(job.savings.lines())
 
 
 ULYSSES = (
@@ -161,16 +157,6 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
             VerlJob(job, padding, "sync").check_models()
     fits = compose_padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
-
-
-def test_what_a_job_saves_is_known_when_it_is_made():
-    autos = ("algorithm.adv_estimator=grpo", "padding.packer=auto", "padding.sharing=auto")
-    for overrides, saved in (((), ["packer", "sharing"]), (FIXED, [])):
-        config = compose_padded(*autos, *overrides)
-        job = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
-        assert job.savings.on == saved
-        assert job.engines
-        assert job.savings.on == saved
 
 
 @cache
@@ -232,18 +218,3 @@ def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
     message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
     with pytest.raises(PaddingConfigError, match=message):
         with_engines(length, megatron(tensor=4)).pad_length()
-
-
-def test_where_rows_fill_optimizer_steps_the_pass_is_left_out_until_they_fill_two():
-    one_step = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
-    without = "padding.recompute_old_log_probs=auto"
-    by_rows = "padding.optimizer_steps=by_rows"
-    rollout = (
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.calculate_log_probs=false",
-    )
-    said = [
-        "".join(check_job(compose_padded(*one_step, *rollout, without, *by)).savings.lines())
-        for by in ((), (by_rows,))
-    ]
-    assert ["more than 32 rows" in lines for lines in said] == [False, True]

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import (
@@ -24,35 +22,7 @@ from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
-EOS = 3
-TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
-LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
-
-
-def plain(batch):
-    return batch.keys, batch.tags, batch.partition_id, batch.fields, batch.extra_info
-
-
-@settings(
-    max_examples=15,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(lengths=LENGTHS, dp_size=st.integers(1, 3), multiple=st.integers(1, 2))
-def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(
-    lengths, dp_size, multiple
-):
-    batch = put_rows(lengths)
-    before, content = plain(batch), queue_content()
-    plan = plan_for(batch, dp_size=dp_size, multiple=multiple)
-    padded = upsample(batch, plan, TEMPLATE)
-    added = {key: tag for key, tag in queue_content().items() if key not in content}
-    assert len(added) == plan.n_pads
-    assert all(tag["is_padding"] is True for tag in added.values())
-    assert plain(padded.batch) == before
-    assert strip(padded.pads).keys == []
-    assert plain(padded.batch) == before
-    assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+TEMPLATE = PadTemplate(eos_token_id=3, length=4)
 
 
 def test_an_update_carries_the_mini_batch_of_each_row():
@@ -88,22 +58,6 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert data[IS_PADDING].any()
     assert "returns" in data, "ranks with a pad lack what pads lack"
     assert rows.extra_info[CALL].factor_R is None, "all rows weigh the same"
-
-
-@pytest.mark.parametrize(
-    "job", [{"budget": 40, "packer": "plan"}, {"strategy": "lcm", "packer": "plan", "mini": 8}]
-)
-def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
-    # A row as long as the token budget, and three short ones beside it; or four rows in local
-    # mini-batches of four.
-    batch = put_rows([(20, 20), (4, 6), (5, 5), (3, 7)])
-    padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
-    layout, rows = padded.plan.layouts["actor"], padded.update_rows("actor", batch)
-    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    assert len(padded.pads) == layout.n_pads == data[IS_PADDING].sum()
-    [rows_DK] = layout.rows_MDK
-    in_order = [row for rows_K in rows_DK for rows in rows_K for row in rows]
-    assert data[BATCH_ROW].tolist() == in_order
 
 
 def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():

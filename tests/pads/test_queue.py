@@ -1,8 +1,5 @@
-"""Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is
-cleared."""
-
-import logging
-from uuid import uuid4
+"""Rows in the real TransferQueue: set aside and put back as they were, and columns of rows that are
+gone. What is cleared at a start is in tests/driver/test_training_steps.py."""
 
 import pytest
 import torch
@@ -15,13 +12,10 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads import queue
 from verl_padding.pads.queue import (
-    clear_leftovers,
     put_columns,
     read_rows,
     set_aside,
-    tags_of,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -47,30 +41,6 @@ def test_rows_of_several_local_updates_come_back_even_after_an_error():
         assert_equal(got, want)
         assert got["colour"] in {"red", "blue"}
     assert "colour" not in content_of(second)[0][0]
-
-
-def test_what_an_earlier_run_left_is_cleared_with_a_warning(caplog):
-    waiting, trained, pad = uuid4().hex, uuid4().hex, f"pad{uuid4().hex}"
-    put_rows([(5, 3), (7, 2)], keys=[f"{waiting}_0_0", f"{waiting}_1_0"])
-    tq.kv_put(
-        key=waiting,
-        partition_id=PARTITION,
-        tag={"is_prompt": True, "status": "finished", "global_steps": 1},
-    )
-    put_rows([(5, 3)] * 3, keys=[f"{trained}_0_0", f"{trained}_0_1", f"{trained}_1_0"])
-    pads = put_rows([(1, 1)] * 4, keys=[f"{pad}_{i}_0" for i in range(4)])
-    tq.kv_batch_put(
-        keys=pads.keys,
-        partition_id=PARTITION,
-        tags=[{**tag, "is_padding": True} for tag in pads.tags],
-    )
-    with caplog.at_level(logging.WARNING):
-        clear_leftovers(PARTITION)
-    assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
-    [warning] = [
-        record.getMessage() for record in caplog.records if record.name == queue.logger.name
-    ]
-    assert "cleared 7 keys that an earlier trainer left" in warning
 
 
 def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():

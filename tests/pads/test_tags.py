@@ -2,7 +2,6 @@
 tests/driver."""
 
 import numpy as np
-import pytest
 import torch
 
 from tests.support.rows_in_queue import row_tag
@@ -13,9 +12,3 @@ def test_tokens_are_those_of_seq_len_in_whole_numbers_of_any_kind():
     tokens = tokens_of_tags([row_tag(5, 3), {"seq_len": np.int64(9)}, {"seq_len": torch.tensor(4)}])
     assert tokens == [8, 9, 4]
     assert {type(count) for count in tokens} == {int}
-
-
-def test_tokens_that_are_no_whole_number_are_an_error():
-    for tag in ({"seq_len": 8.0}, {"seq_len": "8"}):
-        with pytest.raises(TypeError):
-            tokens_of_tags([tag])

@@ -10,12 +10,6 @@ def test_a_size_below_one_is_refused_by_the_name_of_its_setting():
         Pass(dp_size=1, token_budget=0, budget_setting="ref.max_tokens")
 
 
-def test_local_mini_batches_hold_whole_micro_batches():
-    # Nine rows on two ranks, in micro-batches of two.
-    assert Pass(dp_size=2, micro_batch_rows=2).min_local_batch_rows(9) == 6
-    assert Pass(dp_size=2, micro_batch_rows=2, token_budget=9).min_local_batch_rows(9) == 5
-
-
 @pytest.mark.parametrize("name", ["sync_point", "padded_to"])
 def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name):
     with pytest.raises(PlanError, match=rf"^{name}='step': .*micro_batch"):

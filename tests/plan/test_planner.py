@@ -32,12 +32,6 @@ def job_of(
     )
 
 
-def lcm_job(dp_size=1, **mini_batches):
-    updates = {
-        name: Update(dp_size=dp_size, prompts_per_mini_batch=size)
-        for name, size in mini_batches.items()
-    }
-    return job_of("lcm", **updates)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +55,6 @@ def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
     assert mini_batches(1, False) == mini_batches(2, False)
     assert mini_batches(1, True) == mini_batches(1, True)
     assert mini_batches(1, True) != mini_batches(2, True)
-
-
-def test_an_empty_batch_is_refused():
-    with pytest.raises(PlanError, match=r"no real row in the batch: every session failed"):
-        plan_batch(batch([]), lcm_job(actor=1))
-
-
-def test_a_row_over_the_budget_is_refused_with_key_length_and_setting():
-    call = Pass(dp_size=1, token_budget=50, budget_setting="ref.max_tokens")
-    job = job_of("rows", inference={"ref": call})
-    rows = Rows.from_keys(["a_0_0", "a_0_1"], [50, 51])
-    with pytest.raises(
-        PlanError, match=r"row 'a_0_1' has 51 tokens.* 50 .*'ref'.*raise ref.max_tokens"
-    ):
-        plan_batch(rows, job)
 
 
 def test_rows_whose_costs_no_integer_holds_are_refused():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.fsdp_turbo_impl import FSDPTurboEngineWithLMHead
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -54,36 +53,6 @@ def test_rows_with_images_beside_them_share_no_more_than_chains():
     assert not find_trie(data, may_branch=True).has_branches
 
 
-instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
-instead_of_verls_outputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_outputs)
-
-
-class Engine(FSDPEngineWithLMHead):
-    """verl's engine whose model says of each token its own number."""
-
-    def __init__(self):
-        self.seen: list[TensorDict] = []
-        self.engine_config, self.module = SimpleNamespace(), torch.nn.Module()
-
-    @instead_of_verls_inputs
-    def prepare_model_inputs(self, micro_batch):
-        self.seen.append(micro_batch)
-        return {}, {}
-
-    @instead_of_verls_outputs
-    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-        self.seen.append(micro_batch)
-        ids = micro_batch["input_ids"]
-        weight = output
-        return {
-            "log_probs": torch.nested.nested_tensor_from_jagged(
-                ids.values() * weight, ids.offsets()
-            ),
-            "values": torch.nested.nested_tensor_from_jagged(ids.values() + 0.5, ids.offsets()),
-            "log_probs_of_nothing": None,
-        }
-
-
 def cut(tokens, *, budget=12, chained=True, packed=True):
     """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens)
@@ -104,11 +73,19 @@ def cut(tokens, *, budget=12, chained=True, packed=True):
     return micro_batch
 
 
-def outputs_of(engine, micro_batch, output=1.0):
-    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
-    return engine.prepare_model_outputs(
-        output=output, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
-    )
+class Scoring(FSDPEngineWithLMHead):
+    """verl's engine, whose model has whatever outputs it is given."""
+
+    def __init__(self):
+        self.engine_config, self.module = SimpleNamespace(), torch.nn.Module()
+
+    @functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
+    def prepare_model_inputs(self, micro_batch):
+        return {}, {}
+
+    @functools.wraps(FSDPEngineWithLMHead.prepare_model_outputs)
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        return {"scores": output}
 
 
 @pytest.mark.parametrize(
@@ -120,14 +97,10 @@ def outputs_of(engine, micro_batch, output=1.0):
     ids=["values per row", "responses alone"],
 )
 def test_an_output_that_is_not_one_value_per_token_is_refused(output):
-    class Scoring(Engine):
-        @instead_of_verls_outputs
-        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-            return {"scores": output}
-
-    engine = padded(Scoring)()
+    engine, micro_batch = padded(Scoring)(), cut(CHAIN)
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
     with pytest.raises(PaddingError, match=r"'scores' of .*Scoring must be nested, "):
-        outputs_of(engine, cut(CHAIN), output)
+        engine.prepare_model_outputs(output, output_args, micro_batch, None)
 
 
 def test_the_budget_counts_computed_tokens(caplog):

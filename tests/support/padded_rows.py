@@ -7,23 +7,16 @@ from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import uid_of_key
 
 
-def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prompt", packer="verl"):
+def plan_for(batch, *, dp_size=2, mini=1):
     rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
     prompts = len({uid_of_key(key) for key in batch.keys})
-    actor = Update(
-        dp_size=dp_size,
-        micro_batch_multiple=multiple,
-        token_budget=budget,
-        prompts_per_mini_batch=mini,
-    )
-    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=budget)}
+    call = {"dp_size": dp_size, "token_budget": 512}
     job = Job(
-        strategy=strategy,
+        strategy="prompt",
         prompts=-(-prompts // mini) * mini,
         sessions_per_prompt=1,
-        updates={"actor": actor},
-        inference=passes,
-        packer=packer,
+        updates={"actor": Update(**call, prompts_per_mini_batch=mini)},
+        inference={"log_prob": Pass(**call)},
         pad_tokens=4,
     )
     return plan_batch(rows, job)
@@ -38,10 +31,10 @@ def upsample(batch, plan, template, **batch_fields):
     return padded
 
 
-def values_of(columns, row=0):
-    """Fields of one of the pads that a template makes."""
+def values_of(columns):
+    """Fields of the first of the pads that a template makes."""
     plain = {
         name: column if isinstance(column, torch.Tensor) else column.tolist()
         for name, column in columns.items()
     }
-    return {name: column[row] for name, column in plain.items()}
+    return {name: column[0] for name, column in plain.items()}

@@ -1,20 +1,17 @@
 """A second job on a Ray cluster is refused, and touches no row of the first one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import ray
 import transfer_queue as tq
 
+from tests.support.fresh_processes import run_fresh
+from tests.support.pages import ROOT
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue", "empty_queue")]
 
-ROOT = Path(__file__).parent.parent.parent
 # If verl had a queue for each job, the second one would get further, and the check could go. This
 # is what verl's runner does around a trainer, in a driver of its own: it closes the queue whatever
 # happens. The config is wrong, so that only a check before all others comes to its message.
@@ -44,15 +41,8 @@ def test_a_second_job_is_refused_and_the_first_ones_queue_lives_on():
     tags = {"is_prompt": True, "status": "running", "global_steps": 1}
     tq.kv_put(key=uid, partition_id=PARTITION, tag=tags)
     content = queue_content()
-    command = [
-        sys.executable,
-        "-c",
-        SECOND_JOB,
-        ray.get_runtime_context().gcs_address,
-        "padding: wrong",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    second = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    address = ray.get_runtime_context().gcs_address
+    second = run_fresh(SECOND_JOB, address, "padding: wrong", platform="cpu", folder=ROOT)
     assert second.returncode == 0, second.stderr
     assert f"another job, {ray.get_runtime_context().get_job_id()}." in second.stdout
     assert queue_content() == content, "the first job's queue is as it was"

@@ -185,10 +185,6 @@ def test_rows_that_branch_may_share_where_outputs_are_those_of_rows_alone(
     assert not probe(of, shares=True)
 
 
-def test_a_model_with_masks_in_its_attention_shares_only_full_prefixes():
-    assert not probe(training_worker("diffllama", torch.float32, shares=True), shares=True)
-
-
 def test_rows_that_are_not_packed_are_not_probed():
     of = training_worker("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
