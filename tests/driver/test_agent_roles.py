@@ -96,10 +96,3 @@ def test_a_row_without_a_role_is_refused_with_its_key_before_any_call(role):
         trainer._balance_batch(batch, {})
     assert trainer.steps.current is None
     padded_trainer()._balance_batch(batch, {})
-
-
-def test_a_filter_of_groups_beside_a_baseline_of_roles_is_refused():
-    config = compose_job("algorithm.filter_groups.enable=true")
-    check_baseline(config, PaddingConfig())
-    with pytest.raises(PaddingConfigError, match=r"filter_groups\.enable=True"):
-        check_baseline(config, PaddingConfig(baseline="role"))

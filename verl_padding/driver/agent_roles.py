@@ -6,7 +6,7 @@ What is easy for one role may be hard for another, and not every session has row
 
 from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingDataError
@@ -19,16 +19,11 @@ ROLE = "role"
 
 
 def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses a baseline of roles for an estimator that has none, or beside a filter of groups."""
-    if padding.baseline != "role":
-        return
-    setting, name = "padding.baseline='role'", config.algorithm.adv_estimator
-    if name in ESTIMATORS and not ESTIMATORS[name].has_groups:
+    """Refuses a baseline of roles for an estimator that has none."""
+    name = config.algorithm.adv_estimator
+    if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
         why = f"algorithm.adv_estimator={name} does not compare the sessions of a prompt"
-        refuse(setting, why, "Set it to prompt, or use such an estimator (grpo).")
-    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        why = "algorithm.filter_groups.enable=True compares last rows of sessions, of whatever role"
-        refuse(setting, why, "Set one of them to its default.")
+        refuse("padding.baseline='role'", why, "Set it to prompt, or use such an estimator (grpo).")
 
 
 def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:

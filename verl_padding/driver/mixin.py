@@ -71,7 +71,8 @@ class PaddedTrainer(VerlTrainer):
 
     @leaves_receipt
     def _build_replay_buffer(self) -> Any:
-        return filter_groups_by_sessions(super()._build_replay_buffer())
+        by_role = self._job.padding.baseline == "role"
+        return filter_groups_by_sessions(super()._build_replay_buffer(), by_role=by_role)
 
     def _setup(self) -> None:
         super()._setup()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from verl.utils.profiler import simple_timer
@@ -115,7 +116,7 @@ class PlannedUpdate(PaddedBatch):
         if job.padding.advantages == "session":
             _ = self.prefixes.continued_R
         if job.padding.baseline == "role":
-            read_roles(batch.keys, batch.partition_id)
+            _ = self.role_R
 
     def _prepare_rows(self, batch: KVBatchMeta) -> None:
         self._keep_pass_that_rows_need(batch)
@@ -172,6 +173,11 @@ class PlannedUpdate(PaddedBatch):
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
         return plan
+
+    @cached_property
+    def role_R(self) -> list[str]:
+        """The role of each row; a PaddingDataError if one has none."""
+        return read_roles(self.batch.keys, self.batch.partition_id)
 
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
