@@ -73,8 +73,6 @@ def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
     assert told == pytest.approx(want, rel=1e-12)
 
 
-
-
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
     metrics = {
         "actor/padding/micro_batches": 3.0,

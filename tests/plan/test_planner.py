@@ -32,8 +32,6 @@ def job_of(
     )
 
 
-
-
 @pytest.mark.parametrize(
     ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("local_batch", None)]
 )

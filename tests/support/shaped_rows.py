@@ -1,8 +1,9 @@
-"""Rows with fields of every shape that docs/custom_code.md names."""
+"""Rows with fields of every shape that docs/custom_code.md names, in a TensorDict."""
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import row_fields
@@ -27,11 +28,16 @@ FIELDS = {
     "list": ("turns", lambda p, r: [1.5] * r),
     "often none": ("notes", lambda p, r: torch.ones(r) if p % 2 else None),
     "empty": ("features", lambda p, r: torch.ones(p + r, 0)),
+    "two axes": ("grid", lambda p, r: torch.ones(p, r)),
+    "odd length": ("odd", lambda p, r: torch.ones(p * r)),
     "number of a session": ("session_id", lambda p, r: torch.tensor(p)),
     "no pad": ("is_padding", lambda p, r: torch.tensor(False)),
+    "no pad, said otherwise": ("is_padding", lambda p, r: False),
 }
 """What is tried -> name of a field, and its value in a row of a prompt and a response."""
-FORMATS = {"features": FieldFormat(Kind.SEQUENCE), "notes": FieldFormat(Kind.RESPONSE)}
+FORMATS = {"grid": FieldFormat(Kind.OBJECT), "features": FieldFormat(Kind.SEQUENCE)}
+FORMATS |= {"notes": FieldFormat(Kind.RESPONSE), "odd": FieldFormat(Kind.OBJECT)}
+LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7)
 SHAPES = st.sets(st.sampled_from(sorted(FIELDS)))
 
 
@@ -44,6 +50,24 @@ def rows_of(lengths, tried=()):
         row | {name: make(*length) for name, make in extra}
         for row, length in zip(texts, lengths, strict=True)
     ]
+
+
+def in_tensordict(rows, *, jagged=True):
+    """Rows as TransferQueue hands them out; or as verl joins them, with fields of one shape in
+    plain tensors."""
+    columns = {name: _column([row[name] for row in rows], jagged) for name in rows[0]}
+    return TensorDict(columns, batch_size=len(rows))
+
+
+def _column(values_R, jagged):
+    if not all(isinstance(value, torch.Tensor) for value in values_R):
+        return NonTensorStack(*values_R)
+    if values_R[0].dim() == 0 or (not jagged and len({value.shape for value in values_R}) == 1):
+        return torch.stack(list(values_R))
+    try:
+        return torch.nested.as_nested_tensor(list(values_R), layout=torch.jagged)
+    except RuntimeError:  # more than one ragged axis
+        return torch.nested.as_nested_tensor(list(values_R), layout=torch.strided)
 
 
 def assert_same_rows(got, want):

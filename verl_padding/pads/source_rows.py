@@ -37,7 +37,7 @@ class SourceRows:
         for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
-                    raise _missing_field(keys[0], name)
+                    raise missing_field(keys[0], name)
         lengths = _lengths(batch, shapes)
         self._keys = [
             _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
@@ -103,13 +103,9 @@ def _lengths(
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         prompts, responses = (shapes[name][key] for name in TOKEN_FIELDS)
         if not prompts or not responses:
-            raise _missing_field(key, "responses" if prompts else "prompts")
+            raise missing_field(key, "responses" if prompts else "prompts")
         prompt, response = lengths[key] = prompts[0], responses[0]
-        if prompt == 0:
-            raise PaddingDataError(
-                f"row {key!r}: its prompt has no token. verl takes the log-prob of the first "
-                "response token from the last of the prompt. Put one there."
-            )
+        check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
                 raise PaddingDataError(
@@ -129,7 +125,16 @@ def _of_different_lengths(keys: Iterable[str], lengths: Mapping[str, tuple[int, 
     return list(found.values())[:ROWS_PER_KIND]
 
 
-def _missing_field(key: str, name: str) -> PaddingDataError:
+def check_prompt(key: str | int, tokens: int) -> None:
+    """Refuses a row whose prompt is empty, with a PaddingDataError."""
+    if tokens == 0:
+        raise PaddingDataError(
+            f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response "
+            "token from the last of the prompt. Put one there."
+        )
+
+
+def missing_field(key: str | int, name: str) -> PaddingDataError:
     return PaddingDataError(
         f"row {key!r}: has no field {name!r} of tokens, from which the lengths of other fields "
         "follow. Put it into each row."

@@ -191,7 +191,7 @@ class PadTemplate:
                 n_experts = 1 + max(int(row[name].max()) for row in tensors)
                 columns[name] = _routes(value, n_experts, n_pads, length)
             else:
-                columns[name] = _same_in_all(self._neutral(name, value, field, length), n_pads)
+                columns[name] = same_in_all(self._neutral(name, value, field, length), n_pads)
         return columns
 
     def _neutral(self, name: str, value: Any, field: FieldFormat, length: int | None) -> Any:
@@ -228,7 +228,7 @@ def _routes(value: torch.Tensor, n_experts: int, n_pads: int, length: int) -> to
     return (routes % n_experts).to(value).reshape(n_pads, length, layers, top_k)
 
 
-def _same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
+def same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
     """A column of rows that all have this value."""
     if not isinstance(value, torch.Tensor):
         # Wrapped once: wrapping each anew would take most of the time of an upsample.

@@ -1,13 +1,12 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
 import torch
 from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
@@ -24,30 +23,32 @@ from verl_padding.pads.queue import (
     select_rows,
 )
 from verl_padding.pads.source_rows import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
 from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
 MULTI_MODAL_INPUTS = "multi_modal_inputs"
+Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
 
 def upsample(
-    batch: KVBatchMeta,
+    batch: Batch,
     multiple: int,
     *,
     eos_token_id: int = 0,
     length: int | None = None,
     fields: Mapping[str, FieldFormat] | None = None,
     image: Callable[[Inputs], SmallestImage] | None = None,
-) -> KVBatchMeta:
-    """Appends pads to a batch of rows in TransferQueue until ``multiple`` divides its number of
-    rows.
+) -> Batch:
+    """Appends pads to a batch until ``multiple`` divides its number of rows.
 
-    A pad has all of their fields, with the same dtypes and ranks and neutral values. A tag and a
-    column ``is_padding`` mark it. :func:`strip` takes it out.
+    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows. A pad
+    has all of their fields, with the same dtypes and ranks and neutral values. The column
+    ``is_padding`` marks it, and a tag of that name in TransferQueue. :func:`strip` takes it out.
 
     Example:
         >>> padded = upsample(batch, multiple=8)
@@ -61,7 +62,7 @@ def upsample(
         fields: formats of fields whose kind does not follow from the rows (``padding.fields``).
         image: :func:`~verl_padding.pads.vision_families.image_maker` of a model; None for no image.
 
-    Returns: the batch's rows, then the pads.
+    Returns: the batch's rows, then the pads, in jagged tensors where their lengths differ.
 
     Raises:
         PaddingDataError: no pad can be made: the batch has no row, already a pad, a row without
@@ -70,11 +71,10 @@ def upsample(
     """
     if not isinstance(multiple, int | np.integer) or multiple < 1:
         raise PaddingDataError(f"multiple={multiple!r}: give a whole number of at least 1.")
-    if not isinstance(batch, KVBatchMeta):
-        raise TypeError(f"{type(batch)}: not a KVBatchMeta")
+    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
+    check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
-    source = SourceRows(batch)
     template = PadTemplate(
         eos_token_id=eos_token_id,
         length=length,
@@ -82,30 +82,35 @@ def upsample(
         image=image_of_pads(batch, image),
     )
     n_pads = -len(batch) % multiple
+    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
     # Rows are refused whether this batch needs pads or not.
-    columns = template.fields(source.read(), n_pads=n_pads or 1)
-    marked = rows_like(batch, batch.keys, batch.tags)
+    columns = template.fields(rows, n_pads=n_pads or 1)
+    if isinstance(batch, TensorDict):
+        return append(batch, columns, n_pads)
+    marked: KVBatchMeta = rows_like(batch, batch.keys, batch.tags)
     put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
     if not n_pads:
         return marked
-    pads = new_pads(batch, n_pads, template)
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
-def strip(batch: KVBatchMeta) -> KVBatchMeta:
+def strip(batch: Batch) -> Batch:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    This undoes :func:`upsample`, but rows keep the column ``is_padding``, and a batch that has
-    ``fields`` keeps its name there. It may be called again.
+    This undoes :func:`upsample`, but rows in TransferQueue keep the column ``is_padding``, and a
+    batch that has ``fields`` keeps its name there. It may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
         True
     """
-    rows: KVBatchMeta = real_rows(batch)
+    rows: Batch = real_rows(batch)
+    if isinstance(batch, TensorDict):
+        return restore(rows)
     clear(sorted({*batch.keys} - {*rows.keys}), batch.partition_id)
     return rows
 
@@ -127,19 +132,26 @@ def real_rows(batch: Any) -> Any:
         PaddingDataError: worker data holds only pads.
         TypeError: the batch is anything else.
     """
+    places = [row for row, is_pad in enumerate(_which_are_pads(batch)) if not is_pad]
     if isinstance(batch, KVBatchMeta):
-        return select_rows(batch, [r for r, tag in enumerate(batch.tags) if not is_padding(tag)])
+        return select_rows(batch, places)
+    if len(batch) and not places:
+        raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
+    return select(batch, places)
+
+
+def _which_are_pads(batch: Any) -> list[bool]:
+    """Of each row: by its tag, or by a column; none where there is no column."""
+    if isinstance(batch, KVBatchMeta):
+        return [is_padding(tag) for tag in batch.tags]
     if not isinstance(batch, TensorDict):
         raise TypeError(
             f"{type(batch)}: not a KVBatchMeta or a TensorDict (of a lazy stack, by "
             "densify(layout=torch.jagged))"
         )
-    if IS_PADDING not in batch:
-        return batch
-    real = [row for row, mark in enumerate(batch[IS_PADDING]) if not mark]
-    if len(batch) and not real:
-        raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
-    return tu.index_select_tensor_dict(batch, real)
+    return (
+        [bool(mark) for mark in batch[IS_PADDING]] if IS_PADDING in batch else [False] * len(batch)
+    )
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:
@@ -151,7 +163,7 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
 
 
 def image_of_pads(
-    batch: KVBatchMeta, make: Callable[[Inputs], SmallestImage] | None
+    batch: KVBatchMeta | TensorDict, make: Callable[[Inputs], SmallestImage] | None
 ) -> SmallestImage | None:
     """What is made from ``multi_modal_inputs`` of a row that has an image or a video; None if no
     row of the batch has one."""
@@ -163,8 +175,13 @@ def image_of_pads(
     return None
 
 
-def images_of_rows(batch: KVBatchMeta) -> Iterator[Inputs | None]:
-    """``multi_modal_inputs`` of each row, read as far as they are asked for."""
+def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
+    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they
+    are asked for."""
+    if isinstance(batch, TensorDict):
+        column = batch.get(MULTI_MODAL_INPUTS, None)
+        yield from [] if column is None else column.tolist()
+        return
     for start in range(0, len(batch), ROWS_AT_ONCE):
         keys = batch.keys[start : start + ROWS_AT_ONCE]
         for row in read_rows(keys, batch.partition_id, [MULTI_MODAL_INPUTS]):
