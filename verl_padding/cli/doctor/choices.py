@@ -15,6 +15,7 @@ from verl_padding.errors import meant
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PARSER = f"{ROLLOUT}.multi_turn.format"
+NUMBER = re.compile(r"\d+")
 
 
 def import_external_lib(config: DictConfig, section: str) -> Iterator[Finding]:
@@ -93,10 +94,13 @@ def misspelt_choices(config: DictConfig, verls: DictConfig) -> Iterator[Finding]
         name = setting.rpartition(".")[2]
         if key not in own or setting in known or not isinstance(value, str) or value == own[key]:
             continue
-        compared = {*_compared(name), str(own[key])}
-        if value not in compared and (close := get_close_matches(value, compared, 1, 0.7)):
-            why = f"{value}: verl compares it with {close[0]}"
-            yield warning(key, f"{why}. Did you mean that?")
+        if not (compared := _compared(name)):
+            continue
+        names = compared | {str(own[key])}
+        close = get_close_matches(value, names, n=1, cutoff=0.8)
+        # float16 is nearly float32, and no slip.
+        if value not in names and close and NUMBER.findall(value) == NUMBER.findall(close[0]):
+            yield warning(key, f"{value}: verl compares it with {close[0]}. Did you mean that?")
 
 
 def _compared(name: str) -> set[str]:
