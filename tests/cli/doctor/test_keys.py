@@ -22,6 +22,9 @@ from tests.support.doctored_job import MODEL, A, mistakes
     ({"verl_padding": "fast"}, "+padding=fast"),
     ({"data.max_prompt_lenght": 64}, "data.max_prompt_length"),
     ({"strategy": "rows"}, "padding.strategy"),
+    ({"custom_reward_function.path": "code_of_mine.py"}, "reward.custom_reward_function.path"),
+    ({"reward_model.reward_manager": "dapo"}, "reward.reward_manager.name"),
+    ({"algorithm.lambda": 0.9}, "0.9"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)

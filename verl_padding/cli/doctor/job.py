@@ -14,7 +14,12 @@ from verl_padding.cli.doctor.choices import (
 from verl_padding.cli.doctor.data import data_findings
 from verl_padding.cli.doctor.files import EXTERNAL_LIB, files_and_modules
 from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warning, wrong
-from verl_padding.cli.doctor.keys import negative_values, unread_keys, values_of_other_kinds
+from verl_padding.cli.doctor.keys import (
+    legacy_rewards,
+    negative_values,
+    unread_keys,
+    values_of_other_kinds,
+)
 from verl_padding.cli.doctor.trials import rejected_settings
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
@@ -68,6 +73,7 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 
     yield from unread_keys(config, verls)
+    yield from legacy_rewards(config)
     yield from negative_values(config, verls)
     yield from (mistyped := list(values_of_other_kinds(config, verls)))
     yield from run_check("files", files_and_modules(config))

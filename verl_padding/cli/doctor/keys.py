@@ -81,6 +81,20 @@ def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
             yield warning(key, f"{why}, unless your own code does. {fix}")
 
 
+def legacy_rewards(config: DictConfig) -> Iterator[Finding]:
+    """Settings of the sections that rewards had before, which verl's v1 trainers do not move to
+    ``reward``, and thus ignore."""
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    before, moved = leaves(config), migrate_legacy_reward_impl(config.copy())
+    after = leaves(moved)
+    for key, value in before.items():
+        if key.partition(".")[0] not in moved and value is not None:
+            now = [each for each in after if after[each] == value != before.get(each)]
+            fix = f"Set {now[0]}." if now else "Set its like of reward."
+            yield wrong(key, f"{value}: verl's v1 trainers do not read this section. {fix}")
+
+
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """Values of a type that verl does not take there, such as a text in the place of a truth value:
     ``no`` is a text to Hydra, and true to Python."""
