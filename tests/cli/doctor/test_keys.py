@@ -25,6 +25,7 @@ from tests.support.doctored_job import MODEL, A, mistakes
     ({"custom_reward_function.path": "code_of_mine.py"}, "reward.custom_reward_function.path"),
     ({"reward_model.reward_manager": "dapo"}, "reward.reward_manager.name"),
     ({"algorithm.lambda": 0.9}, "0.9"),
+    ({f"{A}.grad_clip": 0.5}, "0.5"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)

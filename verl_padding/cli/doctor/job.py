@@ -15,6 +15,7 @@ from verl_padding.cli.doctor.data import data_findings
 from verl_padding.cli.doctor.files import EXTERNAL_LIB, files_and_modules
 from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warning, wrong
 from verl_padding.cli.doctor.keys import (
+    ignored_settings,
     legacy_rewards,
     negative_values,
     unread_keys,
@@ -73,6 +74,7 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 
     yield from unread_keys(config, verls)
+    yield from ignored_settings(config, verls)
     yield from legacy_rewards(config)
     yield from negative_values(config, verls)
     yield from (mistyped := list(values_of_other_kinds(config, verls)))

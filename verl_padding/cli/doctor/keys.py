@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
+from inspect import getsource
 from itertools import chain
 from pathlib import Path
 from types import UnionType
@@ -79,6 +80,24 @@ def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
         elif not above or target:
             fix = f"Did you mean {close[0]}?" if close else "Leave it out."
             yield warning(key, f"{why}, unless your own code does. {fix}")
+
+
+def ignored_settings(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
+    """Settings that verl's own config has, and that the code outside of their class never reads, if
+    the job gives them another value. Engines hand theirs on as a whole."""
+    from verl.workers.config import EngineConfig
+
+    sections, own = dict(settings_of(_plain(verls))), leaves(verls)
+    for key, value in leaves(config).items():
+        above, _, name = key.rpartition(".")
+        target = sections.get(f"{above}.{TARGET}")
+        if not target or name == TARGET or key not in own or value == own[key]:
+            continue
+        classes = [each for each in get_class(target).__mro__ if each.__module__[:5] == "verl."]
+        source = "".join(map(getsource, classes))
+        reads = rf"(?:\.|[\"']){name}\b|\b{name}="
+        if EngineConfig not in classes and not re.search(reads, source + verls_code(configs=False)):
+            yield warning(key, f"{value}: no code of the installed verl reads it. Leave it out.")
 
 
 def legacy_rewards(config: DictConfig) -> Iterator[Finding]:
@@ -171,8 +190,10 @@ def _is_read(name: str, *, at_the_top: bool) -> bool:
 
 
 @cache
-def verls_code() -> str:
-    """All that verl's modules say."""
+def verls_code(*, configs: bool = True) -> str:
+    """All that verl's modules say, with or without those of its configs' classes."""
     import verl
 
-    return "\n".join(file.read_text() for file in Path(verl.__path__[0]).rglob("*.py"))
+    files = Path(verl.__path__[0]).rglob("*.py")
+    read = [file for file in files if configs or file.parent.name != "config"]
+    return "\n".join(file.read_text() for file in read)
