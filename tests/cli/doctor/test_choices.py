@@ -1,6 +1,6 @@
 """Names that verl does not know, or that only a module of the job may."""
 
-from tests.support.doctored_job import ENGINE, LOOP, LOOPS, TURNS, A, mistakes
+from tests.support.doctored_job import LOOP, LOOPS, TURNS, A, mistakes
 
 
 @mistakes(
@@ -16,9 +16,7 @@ from tests.support.doctored_job import ENGINE, LOOP, LOOPS, TURNS, A, mistakes
     ({"trainer.resume_mode": "resum"}, "resume_path"),
     ({"trainer.logger": ["consol"]}, "console"),
     ({"data.truncation": "errr"}, "error"),
-    ({f"{A}.checkpoint.save_contents": ["modle"]}, "model"),
     ({f"{TURNS}.tool_response_truncate_side": "midle"}, "middle"),
-    ({f"{ENGINE}.backend": "ncl"}, "nccl"),
     ({"algorithm.adv_estimator": "gae", "critic.model.external_lib": "no_code"}, "no_code"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):

@@ -8,7 +8,7 @@ from tests.support.doctored_job import MODEL, A, mistakes
     ({f"{A}.optim.weight_decay": float("nan")}, "nan"),
     ({"actor_rollout_ref.rollout.n": "eight"}, "eight"),
     ({f"{A}.clip_ratio": None}, "0.2"),
-    ({"data.train_batch_size": None}, "a number"),
+    ({"data.train_batch_size": None}, "a whole number"),
     ({f"{A}.optim.lr": -1e-6}, "1e-06"),
     ({f"{A}.clip_ratio": -0.2}, "0.2"),
     ({"trainer.total_training_steps": "five"}, "a whole number"),

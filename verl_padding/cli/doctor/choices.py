@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_padding.cli.doctor.files import AGENT, BACKENDS, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
+from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves, verls_code
 from verl_padding.errors import meant
@@ -62,11 +62,6 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
         f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
         PARSER: ToolParser._registry,
     }
-    engine = f"{ROLLOUT}.checkpoint_engine"
-    if not OmegaConf.select(config, f"{engine}.{BACKENDS}"):
-        # Not of the registry: a machine without GPUs cannot import their modules.
-        names = re.findall(r'CheckpointEngineRegistry\.register\("(\w+)"', verls_code())
-        found[f"{engine}.backend"] = names
     if config.reward.reward_manager.source == "register":
         found["reward.reward_manager.name"] = REWARD_MANAGER
     return found
