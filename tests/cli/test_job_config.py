@@ -7,6 +7,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments
 
 FLAG = "+padding=prompt"
+FSDP_OF_MEGATRON = "actor_rollout_ref.actor.fsdp_config.param_offload=true"
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ FLAG = "+padding=prompt"
         (("data.max_prompt_lenght=64",), "data.max_prompt_length"),
         (("ppo_mini_batch_size=4",), "actor_rollout_ref.actor.ppo_mini_batch_size"),
         (("+padding=fst",), "lcm"),
+        (("model_engine=megatron", FSDP_OF_MEGATRON), "no such key"),
     ],
 )
 def test_an_override_that_hydra_refuses_is_shown_with_what_was_meant(overrides, meant):

@@ -5,8 +5,9 @@ import pandas
 import pytest
 import yaml
 
-AGENT, REWARD = "actor_rollout_ref.rollout.agent", "reward.custom_reward_function"
-TURNS, A = "actor_rollout_ref.rollout.multi_turn", "actor_rollout_ref.actor"
+ROLLOUT, A = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+AGENT, REWARD = f"{ROLLOUT}.agent", "reward.custom_reward_function"
+TURNS, ENGINE = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.checkpoint_engine"
 LOOPS, LOOP = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 MODEL, TRAIN = "actor_rollout_ref.model.path", "data.train_files"
 SAMPLER = "trainer.v1.sampler.custom_sampler"
@@ -49,6 +50,7 @@ def write_files(folder):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(entry))
     (folder / "no_names.yaml").write_text("- mine: code_of_mine.Mine\n")
     (folder / "no_list.yaml").write_text("name: mine\n_target_: code_of_mine.Mine\n")
+    (folder / "tools.yaml").write_text("tools: [{class_name: no_code.Tool}]\n")
     (folder / "broken.yaml").write_text("- name: [\n")
     (folder / "code_of_mine.py").write_text(CODE)
     (folder / "broken.py").write_text("def compute_score(:\n")

@@ -89,8 +89,9 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
     if found := re.search(r"Could not override '(\S+?)'", error):
         key = found[1]
         given = next(each for each in overrides if each.partition("=")[0] == key)
+        engine = [each for each in overrides if each.startswith("model_engine=")]
         with quiet_imports():
-            padded = compose_job(JobArguments(overrides=(FLAGGED,)))
+            padded = compose_job(JobArguments(overrides=(FLAGGED, *engine)))
         known = [name for name, _ in settings_of(OmegaConf.to_container(padded))]
         ends = [each for each in known if each.endswith(f".{key}")]
         if key in known:  # of the flag, as padding.strategy

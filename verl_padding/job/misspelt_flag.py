@@ -16,7 +16,7 @@ next one has it, ``my_padding`` has not."""
 
 def meant_by(name: str, value: Any) -> str | None:
     """What a key stands for whose name is nearly the flag's, or the flag's; None if it is not."""
-    if SequenceMatcher(None, name.lower(), FLAG).ratio() < ALIKE:
+    if SequenceMatcher(None, name.lower().removeprefix("verl_"), FLAG).ratio() < ALIKE:
         return None
     return f"+{FLAG}={value}" if isinstance(value, str) else FLAG
 

@@ -132,8 +132,12 @@ class RoleEngine:
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
         # Of 16 GPUs, of which 2 share a row by tensor and 2 by pipeline, 4 have their own rows.
-        gpus_per_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
-        return self.n_gpus // gpus_per_row or 1
+        return self.n_gpus // self.gpus_per_row or 1
+
+    @property
+    def gpus_per_row(self) -> int:
+        """GPUs that work on the same rows."""
+        return prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""

@@ -6,6 +6,8 @@ from tests.support.doctored_job import REWARD, TRAIN, mistakes
 @mistakes(
     ({TRAIN: "none.parquet"}, "none.parquet"),
     ({TRAIN: []}, "no file"),
+    ({TRAIN: 3}, "3"),
+    ({"actor_rollout_ref.model.custom_chat_template": "mine.jinja"}, "tokenizer", TRAIN),
     ({TRAIN: "broken.parquet"}, "broken.parquet"),
     ({TRAIN: "rows.csv"}, "rows.csv"),
     ({TRAIN: "few.parquet"}, "data.train_batch_size"),

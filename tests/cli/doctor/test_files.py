@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.support.doctored_job import AGENT, LOOPS, MODEL, REWARD, SAMPLER, TURNS, A, mistakes
+from tests.support.doctored_job import (
+    AGENT,
+    ENGINE,
+    LOOPS,
+    MODEL,
+    REWARD,
+    SAMPLER,
+    TURNS,
+    A,
+    mistakes,
+)
 
 
 @mistakes(
@@ -17,6 +27,8 @@ from tests.support.doctored_job import AGENT, LOOPS, MODEL, REWARD, SAMPLER, TUR
     ({f"{TURNS}.function_tool_path": "none.py"}, "none.py"),
     ({"trainer.checkpoint_callback_class": "no_code.Mine"}, "no_code"),
     ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/none"}, "/none"),
+    ({f"{ENGINE}.custom_backend_module": "no_code"}, "no_code"),
+    ({f"{TURNS}.tool_config_path": "tools.yaml"}, "no_code"),
     ({MODEL: "/none/model"}, "/none/model"),
     ({MODEL: "no_such_owner/no_such_model"}, "no_such_model"),
     ({"actor_rollout_ref.rollout.name": "???"}, "not set"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.doctored_job import LOOP, LOOPS, MODEL, REWARD, SAMPLER, A, mistakes
+from tests.support.doctored_job import LOOP, LOOPS, MODEL, REWARD, ROLLOUT, SAMPLER, A, mistakes
 from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.job.composition import JobArguments
@@ -13,6 +13,17 @@ from verl_padding.job.composition import JobArguments
     ({f"{A}.loss_agg_mode": "token-meen"}, "token-meen", "verl"),
     ({"algorithm.adv_estimator": "rloo", "actor_rollout_ref.rollout.n": 1}, "rloo"),
     ({"actor_rollout_ref.rollout.m": 4}, "'m'", "verl"),
+    ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "3"),
+    ({"trainer.n_gpus_per_node": 0}, "0", f"{ROLLOUT}.tensor_model_parallel_size"),
+    ({f"{A}.ppo_epochs": 0}, "1"),
+    ({"data.max_response_length": 0}, "1"),
+    ({f"{ROLLOUT}.temperature": 0}, "0.0", ROLLOUT),
+    ({f"{ROLLOUT}.top_p": 1.5}, "1.5", ROLLOUT),
+    ({f"{A}.clip_ratio_c": 0.5}, "0.5", f"{A}.policy_loss"),
+    ({f"{A}.optim.betas": [0.9, 1.5]}, "1.5", f"{A}.optim"),
+    ({"algorithm.rollout_correction.rollout_is": "batch"}, "token", "algorithm"),
+    ({"algorithm.kl_ctrl": {"type": "adaptive", "horizon": 0}}, "0"),
+    ({f"{A}.fsdp_config.mixed_precision.param_dtype": "bf61"}, "bf61"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)
@@ -36,6 +47,7 @@ WRONG = (
     "padding.strategy=promt",
     "trainer.v1.trainer_mode=synk",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "~data.max_prompt_length",
 )
 """Overrides with which a job cannot start."""
 
@@ -68,3 +80,6 @@ def test_ulysses_ranks_that_cannot_share_heads_are_named_with_the_setting(job):
     verdict, message = found[setting]
     assert verdict == "wrong"
     assert "2 heads" in message
+    verdict, message = findings(*job, f"{setting}=3", attention)["actor_rollout_ref.actor"]
+    assert verdict == "wrong"
+    assert "2 GPUs, and 3" in message

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.choices import agent_loops
 from verl_padding.cli.doctor.files import AGENT, own_agent_loops
@@ -30,7 +30,7 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
         return  # a data set of the user's own may read the setting in its own way
     for setting in (TRAIN, VALIDATION):
         files = OmegaConf.select(config, setting)
-        files = [files] if isinstance(files, str) else files or []
+        files = list(files) if isinstance(files, ListConfig) else [str(files)][: files is not None]
         if any("://" in file for file in files):
             continue
         named = ", ".join(files) or "no file"
@@ -43,7 +43,8 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
             continue
         if len(rows) < needed:
             why = f"{plural(len(rows), 'prompt')}, and {needed} are needed"
-            yield wrong(setting, f"{named}: {why}. Give more, or lower data.train_batch_size.")
+            lower = ", or lower data.train_batch_size" if setting == TRAIN else ""
+            yield wrong(setting, f"{named}: {why}. Give more{lower}.")
         if rows:
             yield from _columns(config, setting, rows[0])
             yield from _agents(config, setting, rows)
@@ -120,6 +121,14 @@ def _prompts(
         why = " ".join(str(error).split())
         yield wrong(setting, f"the model's chat template rejects a prompt ({why}). Correct it.")
         return
+    *before, last = rows[0][column]
+    if isinstance(last["content"], str):
+        texts = [f"{last['content']} {word}" for word in ("seven", "eight")]
+        prompts = [[*before, {**last, "content": text}] for text in texts]
+        seven, eight = (tokenizer.apply_chat_template(each, **options) for each in prompts)
+        if seven == eight:
+            why = f"the chat template and tokenizer of {tokenizer.name_or_path} drop what users say"
+            yield wrong(setting, f"{why}. Correct model.custom_chat_template, or the folder.")
     if long := sum(length > longest for length in lengths):
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
         say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning

@@ -6,6 +6,7 @@ Nothing of them is run. What is in the data, ``data.py`` says.
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +21,9 @@ from verl_padding.job.model_config import OF_HUB
 from verl_padding.record.files import as_data_error
 
 AGENT = "actor_rollout_ref.rollout.agent"
-WRITTEN = "save_path"
-EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+WRITTEN, BACKENDS = "save_path", "custom_backend_module"
+EXTERNAL_LIB = "external_lib"
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 
 
@@ -47,6 +49,8 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
             yield from _class_named(by, f"{value}.{settings[by]}")
         elif name.endswith("_class"):
             yield from _class_named(key, value)
+        elif name == BACKENDS:
+            yield from _code(key, value, find_module(value), key, None)
         elif name == "path" and name_key in settings:
             module = value.removeprefix("pkg://").replace("/", ".")
             path = Path(value.removeprefix("file://"))
@@ -59,6 +63,8 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
         yield wrong(RESUMED, f"{step}: not the folder of a step. Set it to one, such as {STEP}20.")
     for target in own_agent_loops(config).values():
         yield from _class_named(f"{AGENT}.agent_loop_config_path", target)
+    for name in _own_tools(config):
+        yield from _class_named(TOOLS, name)
 
 
 FIX_MODULE = "Correct it, or start the job where it can be imported."
@@ -107,7 +113,8 @@ def _code(
         yield wrong(key, f"{value}: {error}. Correct the file.")
         return
     if name is not None and words and name not in words:
-        yield wrong(name_key, f"{name}: {file} does not define it. {meant(name, words)}")
+        defined = re.findall(r"^(?:async )?(?:def|class) (\w+)", file.read_text(), re.MULTILINE)
+        yield wrong(name_key, f"{name}: {file} does not define it. {meant(name, defined)}")
 
 
 def _words(file: Path) -> set[str]:
@@ -138,11 +145,25 @@ def find_module(name: str) -> Path | None:
 def own_agent_loops(config: DictConfig) -> dict[str, str]:
     """Name and class of the entries of the job's file of agent loops, as verl reads it; a
     PaddingDataError if it cannot read them."""
-    key = f"{AGENT}.agent_loop_config_path"
+    expected = "a list of agent loops, with the texts name and _target_"
+    with _yaml_of(config, f"{AGENT}.agent_loop_config_path", expected) as entries:
+        return {loop["name"]: f"{loop['_target_']}" for loop in entries or ()}
+
+
+def _own_tools(config: DictConfig) -> list[str]:
+    """Classes of the job's file of tools, which agent loops import as a session begins."""
+    expected = "a mapping with a list of tools, each with the text class_name"
+    with _yaml_of(config, TOOLS, expected) as entries:
+        return [f"{tool['class_name']}" for tool in (entries or {"tools": ()})["tools"]]
+
+
+@contextmanager
+def _yaml_of(config: DictConfig, key: str, expected: str) -> Iterator[Any]:
+    """What a YAML file holds that a setting names, None without one; errors of those who read it
+    become a PaddingDataError."""
     path = OmegaConf.select(config, key)
     if not path or not _here(path).is_file():  # which is found by its path
-        return {}
-    expected = "a list of agent loops, with the texts name and _target_"
+        yield None
+        return
     with as_data_error(f"{key}={path}", expected, "Correct the file"):
-        entries: Any = OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)
-        return {loop["name"]: f"{loop['_target_']}" for loop in entries}
+        yield OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from omegaconf.errors import OmegaConfBaseException
+
 from verl_padding.errors import PaddingError
 
 Verdict = Literal["ok", "hint", "warning", "wrong"]
@@ -35,6 +37,9 @@ def run_check(subject: str, findings: Iterable[Finding]) -> list[Finding]:
     except PaddingError as refusal:
         setting, _, message = str(refusal).partition(": ")
         made.append(wrong(setting, message))
+    except OmegaConfBaseException as error:  # of a setting that was taken out of verl's config
+        why = " ".join(str(error).split())
+        made.append(wrong(error.full_key or subject, f"{why}. Set it."))
     except (Exception, SystemExit):  # a broken plug-in ends a process that asks for it
         made.append(wrong(subject, f"could not be checked\n{traceback.format_exc()}"))
     return made

@@ -1,15 +1,27 @@
 """All that is checked in a job, the cheap things first."""
 
 from collections.abc import Generator, Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.cli.doctor.choices import import_external_lib, unknown_choices
+from verl_padding.cli.doctor.choices import (
+    import_external_lib,
+    misspelt_choices,
+    unknown_choices,
+)
 from verl_padding.cli.doctor.data import data_findings
-from verl_padding.cli.doctor.files import files_and_modules
+from verl_padding.cli.doctor.files import EXTERNAL_LIB, files_and_modules
 from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warning, wrong
-from verl_padding.cli.doctor.keys import unread_keys, values_of_other_kinds
+from verl_padding.cli.doctor.keys import (
+    ignored_settings,
+    legacy_rewards,
+    negative_values,
+    unread_keys,
+    values_of_other_kinds,
+)
+from verl_padding.cli.doctor.trials import rejected_settings
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
@@ -22,6 +34,16 @@ if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has t
 
 PLACES = ("path", "hf_config_path", "tokenizer_path")
 """Settings of a model that name folders which verl's class of it opens."""
+SERVER_RANKS = ("tensor_model", "data", "pipeline_model")
+AT_LEAST_ONE = (
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "reward.num_workers",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+)
 
 
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
@@ -30,7 +52,8 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
     from verl_padding.driver.job_check import check_job
 
     config = compose_or_refuse(arguments)
-    verls = compose_or_refuse(JobArguments())
+    engine = [each for each in arguments.overrides if each.startswith("model_engine=")]
+    verls = compose_or_refuse(JobArguments(overrides=tuple(engine)))
     yield from run_check("settings", startup(config, verls))
     if any(values_of_other_kinds(config, verls)):
         return
@@ -42,7 +65,7 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         return
     yield from _summary(verl_job)
     yield from _budgets(config, verl_job.planner_job())
-    yield from _ulysses(verl_job)
+    yield from _ranks_of_a_row(verl_job)
 
 
 def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
@@ -51,17 +74,24 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 
     yield from unread_keys(config, verls)
+    yield from ignored_settings(config, verls)
+    yield from legacy_rewards(config)
+    yield from negative_values(config, verls)
     yield from (mistyped := list(values_of_other_kinds(config, verls)))
     yield from run_check("files", files_and_modules(config))
     if mistyped:
         return  # what follows computes with them
-    yield from import_external_lib(config)
+    models = [ACTOR_MODEL, CRITIC_MODEL][: 1 + has_critic(config)]
+    for model in models:
+        yield from import_external_lib(config, model)
     yield from unknown_choices(config)
+    yield from misspelt_choices(config, verls)
+    yield from _sizes(config)
     yield from _one_session(config)
-    tokenizer = yield from _model(config, ACTOR_MODEL)
-    if has_critic(config):
-        yield from _model(config, CRITIC_MODEL)
-    yield from data_findings(config, tokenizer)
+    tokenizers = []
+    for model in models:
+        tokenizers.append((yield from _model(config, model)))
+    yield from data_findings(config, tokenizers[0])
 
 
 def verls_own_check(config: DictConfig) -> Iterator[Finding]:
@@ -78,7 +108,27 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
     except PaddingError:
         raise
     except Exception as error:
-        yield wrong("verl", f"its check of the config: {error}. Correct the settings.")
+        why = " ".join(str(error).split()).rstrip(".")
+        yield wrong("verl", f"its check of the config: {why}. Correct the settings.")
+        return
+    yield from rejected_settings(config)
+
+
+def _sizes(config: DictConfig) -> Iterator[Finding]:
+    """Whether GPUs divide into rollout servers, as verl's worker asserts, and something is
+    sampled and trained at all."""
+    rollout = config.actor_rollout_ref.rollout
+    nodes = rollout if rollout.nnodes else config.trainer
+    n_gpus = nodes.nnodes * nodes.n_gpus_per_node
+    ranks = prod(rollout.get(f"{kind}_parallel_size", 1) for kind in SERVER_RANKS)
+    if n_gpus < 1 or ranks < 1 or n_gpus % ranks:
+        sizes = " x ".join(f"{kind}_parallel_size" for kind in SERVER_RANKS)
+        why = f"{ranks} GPUs of a rollout server ({sizes}) do not divide the job's {n_gpus}"
+        tensor = f"{SERVER_RANKS[0]}_parallel_size"
+        yield wrong(f"actor_rollout_ref.rollout.{tensor}", f"{rollout[tensor]}: {why}. Change one.")
+    for setting in AT_LEAST_ONE:
+        if (value := OmegaConf.select(config, setting)) is not None and value < 1:
+            yield wrong(setting, f"{value}: must be at least 1. Raise it.")
 
 
 def _one_session(config: DictConfig) -> Iterator[Finding]:
@@ -98,10 +148,9 @@ def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
     folders = {place: folder_here(section.get(place) or section.path) for place in PLACES}
     if not all(folders.values()):
         return None  # of the hub; or missing, which has been found
-    # verl would copy the folder into shared memory.
-    here = OmegaConf.merge(
-        section, {place: str(folder) for place, folder in folders.items()}, {"use_shm": False}
-    )
+    # verl would copy the folder into shared memory, and import modules that have been.
+    others = {"use_shm": False, EXTERNAL_LIB: None}
+    here = OmegaConf.merge(section, {place: str(folders[place]) for place in PLACES}, others)
     try:
         return omega_conf_to_dataclass(here).tokenizer
     except Exception as error:  # of transformers, or code that comes with the model
@@ -110,12 +159,16 @@ def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
         return None
 
 
-def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
-    """Whether the ranks of a row can share its heads out, as verl's ``apply_monkey_patch`` asks."""
+def _ranks_of_a_row(verl_job: "VerlJob") -> Iterator[Finding]:
+    """Whether ranks divide into those that share a row, and these can share its heads out, as
+    verl's ``apply_monkey_patch`` asks."""
     from verl_padding.job.model_config import config_path, folder_here, read_model_config
 
     for engine in verl_job.engines.values():
         ranks, section = engine.size("Ulysses"), engine.model_section
+        if engine.n_gpus % engine.gpus_per_row:
+            why = f"{engine.n_gpus} GPUs, and {engine.gpus_per_row} of them share a row"
+            yield wrong(engine.section, f"{why}. Set its parallel sizes to divisors.")
         path = config_path(OmegaConf.select(verl_job.config, section))
         if ranks == 1 or not folder_here(path):
             continue
