@@ -38,10 +38,10 @@ def upsample(batch, plan, template, **batch_fields):
     return padded
 
 
-def values_of(columns, row=0):
-    """Fields of one of the pads that a template makes."""
+def values_of(columns):
+    """Fields of the first of the pads that a template makes."""
     plain = {
         name: column if isinstance(column, torch.Tensor) else column.tolist()
         for name, column in columns.items()
     }
-    return {name: column[row] for name, column in plain.items()}
+    return {name: column[0] for name, column in plain.items()}
