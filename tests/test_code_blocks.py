@@ -3,8 +3,8 @@ out as a checkout.
 
 What takes minutes is called through a stand-in, first on PATH, which notes what it is given. When
 the block has run, this process checks that: it composes the trainer's job, has the doctor look at a
-job of a dry run, has commands take their options, and looks for extras, tests and modules. The
-end-to-end tests run the commands themselves.
+job of a dry run, has commands take their options, and looks for extras and marks. The end-to-end
+tests run the commands themselves.
 """
 
 import json
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
-from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -146,19 +145,13 @@ def check_call(program: str, *arguments: str) -> None:
     match program, *arguments:
         case "python", "-m", module, *rest if module == MAIN:
             assert compose_job(JobArguments(overrides=tuple(rest))).padding.strategy in STRATEGIES
-        case "python", "-m", module, *_:
-            assert find_spec(module), module
         case "pip", "install", *rest:
             setup = ConfigParser()
             setup.read(ROOT / "setup.cfg")
             for extras in re.findall(r"\[(.*?)\]", " ".join(rest)):
                 assert {*extras.split(",")} <= {*setup["options.extras_require"]}
-        case "pytest", "-m", marks, *rest:
-            text = (ROOT / "pyproject.toml").read_text()
-            assert all(f'"{mark}: ' in text for mark in set(marks.split()) - {"or", "and", "not"})
-            check_call("pytest", *rest)
-        case "pytest", *files:
-            assert all((ROOT / file.split("::")[0]).exists() for file in files)
+        case "pytest", "-m", mark:
+            assert f'"{mark}: ' in (ROOT / "pyproject.toml").read_text()
         case "ray", name, *options:
             behind = options.index("--") if "--" in options else None
             ray_cli.commands[name].make_context(name, options[:behind])

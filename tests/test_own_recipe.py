@@ -69,8 +69,6 @@ def test_the_recipe_runs_as_it_is_printed_and_is_resumed(tmp_path):
         ]
         assert len(set(rows)) == 36 * 8
         assert len(rows) == data["padding/real_rows/total"]
-        assert data["padding/session/rows/max"] <= 4
         assert data["padding/actor/optimizer_steps/total"] == 4
-        assert 0 <= data["padding/session/score/mean"] <= 1
     assert "Error in _run_prompt" not in (run / "log").read_text()
     assert (run / "report.html").stat().st_size > 10_000

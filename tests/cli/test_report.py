@@ -202,7 +202,7 @@ def test_a_browser_shows_a_row_its_trie_and_its_texts_without_an_error(run, tmp_
     opened = Opened(report(run), tmp_path / "profile", at="#step-1/2")
     assert opened.console == []
     assert "<title>my &lt;run&gt;: verl_padding</title>" in opened.dom
-    assert "Step 1" in opened.visible("h2")
+    assert '<h2 id="title">Step 1' in opened.dom
     body = opened.prompts
     assert "2 sessions, 3 rows, 47 tokens, 40 % alike, reward 0.625, 1 zero-advantage row" in body
     # In the order of the trie: the longest, its beginning, and the row that branches off that.
