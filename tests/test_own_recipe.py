@@ -7,41 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from tests.support.pages import (
-    FENCE,
-    ROOT,
-    commands_of,
-    job_of,
-    make_own_recipe,
-    own_recipe_text,
-)
-from tests.support.verl_config import compose_job
-from verl_padding.driver.job_check import check_job
+from tests.support.pages import FENCE, ROOT, commands_of, make_own_recipe, own_recipe_text
 from verl_padding.on_cpu.launch import LOG, run_command
 from verl_padding.record.run_files import read_metrics
 
-NOT_USED = {"reward.reward_model.rollout.name"}
-"""Mandatory in verl's own config, and read only with a reward model."""
 RUN = Path("outputs/guess_tiny")
-
-
-def complete(overrides: list[str]) -> bool:
-    """Whether nothing is left at ``???`` in the job that is composed of them."""
-    return OmegaConf.missing_keys(compose_job(*overrides)) <= NOT_USED
-
-
-@pytest.mark.parametrize("script", ["run_cpu.sh", "run_qwen3_4b_fsdp_vllm.sh"])
-def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
-    overrides = job_of(own_recipe / script)
-    assert complete(overrides)
-    config = compose_job(*overrides)
-    assert check_job(config).padding.strategy == "prompt"
-    on_cpu = script == "run_cpu.sh"
-    assert config.trainer.device == ("cpu" if on_cpu else "cuda")
-    assert config.actor_rollout_ref.rollout.name == ("transformers" if on_cpu else "vllm")
-    assert "file" in config.trainer.logger
 
 
 def test_the_page_shows_the_agent_loop_of_the_recipe():
@@ -98,8 +69,6 @@ def test_the_recipe_runs_as_it_is_printed_and_is_resumed(tmp_path):
         ]
         assert len(set(rows)) == 36 * 8
         assert len(rows) == data["padding/real_rows/total"]
-        assert data["padding/session/rows/max"] <= 4
         assert data["padding/actor/optimizer_steps/total"] == 4
-        assert 0 <= data["padding/session/score/mean"] <= 1
     assert "Error in _run_prompt" not in (run / "log").read_text()
     assert (run / "report.html").stat().st_size > 10_000

@@ -45,7 +45,7 @@ FILES = [
     for p in (ROOT / place).rglob("*")
     if p.suffix in (".py", ".md")
 ]
-FILES += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+FILES.append(ROOT / "README.md")
 
 
 def paths_in(node: object, at: str = "") -> Iterator[str]:
@@ -57,9 +57,6 @@ def paths_in(node: object, at: str = "") -> Iterator[str]:
 CONFIGS = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "shared" / "padding.yaml"]
 SETTINGS = {
     path for file in CONFIGS for path in paths_in(yaml.load(file.read_text(), yaml.CSafeLoader))
-}
-SETTINGS |= {
-    f"padding.{old}" for old in ("log_prob_micro_batches", "weighted_losses", "timing_dir")
 }
 
 

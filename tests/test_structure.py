@@ -141,6 +141,12 @@ def test_one_package_knows_verls_trainers():
     assert knowing == {"driver"}
 
 
+def test_no_benchmark_imports_a_test():
+    files = [*(PACKAGE.parent / "benchmarks").rglob("*.py")]
+    assert len(files) > 10
+    assert not [path for path in files if any(t.startswith("tests") for t in targets_of(path))]
+
+
 @pytest.mark.parametrize(("package", "doors"), DOORS.items())
 def test_the_plug_in_leaves_itself_by_its_doors_alone(package, doors):
     outside = {

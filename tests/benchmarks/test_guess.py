@@ -3,6 +3,7 @@
 import json
 
 from benchmarks.guess import points_of
+from tests.cli.test_plan import write_lines
 from tests.support.run_folder import write_run
 
 
@@ -16,12 +17,10 @@ def write_resumed_run(folder):
     lost = {"step": 2, "data": metrics[1]["data"] | {"timing_s/step": 500.0}}
     (run / "metrics").mkdir()
     for name, steps in (("1000", [metrics[0], lost]), ("2000", metrics[1:])):
-        text = "".join(json.dumps(step) + "\n" for step in steps)
-        (run / "metrics" / f"{name}.jsonl").write_text(text)
-    rows = [("p_0_0", 1.0), ("p_0_1", 1.0), ("p_1_0", 0.1), ("q_0_0", 0.0), ("padding_0_0_0", 1.0)]
-    (run / "rollouts/2.jsonl").write_text(
-        "".join(json.dumps({"uid": uid, "score": score}) + "\n" for uid, score in rows)
-    )
+        write_lines(run / f"metrics/{name}.jsonl", steps)
+    rows = {"p_0_0": 1.0, "p_0_1": 1.0, "p_1_0": 0.1, "q_0_0": 0.0, "padding_0_0_0": 1.0}
+    lines = [{"uid": uid, "score": score} for uid, score in rows.items()]
+    write_lines(run / "rollouts/2.jsonl", lines)
 
 
 def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
@@ -30,7 +29,3 @@ def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
     assert points["seconds"] == [60.0, 90.0]
     assert points["won"] == [0.0, 0.3333]  # one of three sessions, of which one has two rows
     assert points["optimizer_steps"] == [1.0, 1.0]
-
-
-def test_a_run_that_has_not_begun_has_no_points(tmp_path):
-    assert points_of(tmp_path) == {"won": []}

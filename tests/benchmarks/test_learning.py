@@ -2,12 +2,8 @@
 
 import pytest
 
-from benchmarks.learning import Kind, beside_whole_jobs, kept_runs, p_value, run
+from benchmarks.learning import Kind, p_value, run
 from benchmarks.results import kept
-
-
-def test_kept_runs_end_as_whole_jobs_of_their_seeds():
-    assert beside_whole_jobs(kept_runs()) < 1e-3
 
 
 def test_a_run_begins_as_a_whole_job_of_its_seed(monkeypatch, tmp_path):

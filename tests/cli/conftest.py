@@ -4,6 +4,7 @@ import pandas
 import pytest
 
 from tests.cli.test_plan import rows_of, write_lines
+from tests.support.doctored_job import ROW
 from tests.support.hostile_run import hostile  # noqa: F401  (a fixture)
 
 
@@ -11,16 +12,12 @@ from tests.support.hostile_run import hostile  # noqa: F401  (a fixture)
 def job(tmp_path_factory, tiny_model):
     """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
-    row = {
-        "prompt": [{"role": "user", "content": "1+1"}],
-        "data_source": "openai/gsm8k",
-        "reward_model": {"style": "rule", "ground_truth": "2"},
-    }
-    pandas.DataFrame([row] * 16).to_parquet(folder / "train.parquet")
+    file = folder / "train.parquet"
+    pandas.DataFrame([ROW] * 8).to_parquet(file)
     return [
         "+local=cpu",
         f"actor_rollout_ref.model.path={tiny_model}",
-        f"data.train_files={folder / 'train.parquet'}",
+        *(f"data.{name}_files={file}" for name in ("train", "val")),
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=4",

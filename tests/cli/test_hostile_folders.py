@@ -69,14 +69,6 @@ def test_a_tokenizers_code_is_not_run(hostile):
     assert (result.exit_code, "--tokenizer=" in refusal) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "command", [("report", "RUN"), ("tiny-model", "RUN"), ("demo", "--steps", 1, "--out", "RUN")]
-)
-def test_the_other_commands_run_nothing_of_a_folder(command, hostile, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result_of(hostile, *[hostile if part == "RUN" else part for part in command])
-
-
 def test_rows_do_not_answer_what_a_tokenizer_asks(hostile, monkeypatch):
     folder = hostile / "model"
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AutoConfig"}))

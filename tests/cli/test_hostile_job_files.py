@@ -2,7 +2,7 @@
 so."""
 
 import json
-import shutil
+from contextlib import suppress
 from operator import attrgetter
 
 import datasets
@@ -19,10 +19,8 @@ from tests.support.hostile_run import (
     fetched_by_a_shell,
     result_of,
     target,
-    write_config,
 )
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.in_the_job import trust_models_as_the_job
 from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
 from verl_padding.record.run_files import CONFIG
@@ -41,13 +39,25 @@ def result_with(run, command, values):
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])
-def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
-    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+def test_a_jobs_config_file_trusts_no_model_and_brings_no_code(command, hostile, monkeypatch):
+    # The job itself runs its data, agents and rewards, and is not started here.
+    def not_started(*_):
+        raise AssertionError("nothing was refused")
+
+    monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     beside_a_job(hostile, monkeypatch)
-    values = {TRUST: False, "actor_rollout_ref.model.external_lib": "hostile_lib"}
-    result = result_with(hostile, command, values)
-    assert result.exit_code == 1
-    assert "external_lib=hostile_lib" in "".join(result.output.split())
+    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+    (hostile / "model" / "config.json").write_text(
+        json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
+    )
+    for values, named in (
+        ({}, "trust_remote_code=True"),
+        ({TRUST: False, "actor_rollout_ref.model.external_lib": "hostile_lib"}, "hostile_lib"),
+        ({"actor_rollout_ref.actor.optim": target(hostile)}, "logging.FileHandler"),
+    ):
+        result = result_with(hostile, command, values)
+        assert result.exit_code == 1
+        assert named in "".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])
@@ -59,25 +69,6 @@ def test_a_jobs_config_file_puts_no_package_on_hydras_search_path(command, hosti
     result = result_of(hostile, command, "--config-dir", hostile, "--config-name", "mine")
     assert result.exit_code == 1
     assert "pkg://beside" in "".join(result.output.split())
-
-
-@pytest.mark.parametrize("command", ["doctor", "dry-run"])
-def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, monkeypatch):
-    # The job itself runs its data, agents and rewards, and is not started here.
-    def not_started(*_):
-        raise AssertionError("nothing was refused")
-
-    monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
-    monkeypatch.chdir(hostile.parent)
-    (hostile / "model" / "config.json").write_text(
-        json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
-    )
-    result = result_with(hostile, command, {})
-    assert result.exit_code == 1
-    assert "trust_remote_code=True" in result.stderr
-    result = result_with(hostile, command, {"actor_rollout_ref.actor.optim": target(hostile)})
-    assert result.exit_code == 1
-    assert "logging.FileHandler" in " ".join(result.output.split())
 
 
 def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
@@ -117,34 +108,27 @@ def test_the_doctor_opens_no_model_that_is_no_folder(place, hostile, monkeypatch
     assert checked
 
 
-def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
-    config = OmegaConf.load(write_config(hostile, job))
+def test_a_dry_run_opens_no_model_calls_no_hook_and_reads_no_pickle(hostile, tmp_path):
+    config = OmegaConf.load(hostile / CONFIG)
     for section in (config.actor_rollout_ref.model, config.critic.model):
         for place in ("path", "hf_config_path", "tokenizer_path", "lora_adapter_path"):
             section[place] = fetched_by_a_shell(hostile)
-    small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
-    assert "hdfs://" not in OmegaConf.to_yaml(small, resolve=True)
-    config.data.val_files = [fetched_by_a_shell(hostile)]
-    with pytest.raises(PaddingConfigError, match=r"^data\.val_files="):
-        reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
-
-
-def test_a_dry_run_calls_no_hook_and_reads_no_pickle_of_a_job(hostile, job, tmp_path):
-    config = OmegaConf.load(write_config(hostile, job))
     acts = {"finish_hook_cmd": f"touch {hostile.parent / TAKEN}", "tool": "nsys", "steps": [1]}
     config.global_profiler.update(acts)
-    pickles = ("rollout", "rollout_tq", "async_rollout")
+    pickles, roles = ("rollout", "rollout_tq", "async_rollout"), ("actor", "ref", "rollout")
     for name in pickles:
         config.skip[name].update(enable=True, dump_dir=str(hostile))
-    for role in ("actor", "ref", "rollout"):
+    for role in roles:
         config.actor_rollout_ref[role].profiler.enable = True
     small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
+    assert "hdfs://" not in OmegaConf.to_yaml(small, resolve=True)
     assert small.skip.keys() == {"_target_", *pickles}
     assert not any(small.skip[name].enable for name in pickles)
     assert {small.global_profiler[name] for name in acts} == {None}
-    assert not any(
-        small.actor_rollout_ref[role].profiler.enable for role in ("actor", "ref", "rollout")
-    )
+    assert not any(small.actor_rollout_ref[role].profiler.enable for role in roles)
+    config.data.val_files = [fetched_by_a_shell(hostile)]
+    with pytest.raises(PaddingConfigError, match=r"^data\.val_files="):
+        reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
 
 
 def test_the_doctor_does_not_fetch_the_images_of_rows(hostile, job, monkeypatch):
@@ -187,41 +171,20 @@ def test_a_small_model_has_no_attention_kernel_of_another_config(tiny_model, tmp
     assert "someone/kernel" not in (tmp_path / "small" / "config.json").read_text()
 
 
-WAYS = {
-    "config.json": lambda names: names,
-    "a file for later versions": lambda names: {"configuration_files": ["config.4.0.0.json"]},
-    "another name": lambda names: {
-        "attribute_map": {"mine": "auto_map"},
-        "mine": names["auto_map"],
-    },
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_dry_runs_reward_loop_trusts_a_model_as_the_job_does(
-    way, trusted, tiny_model, job, tmp_path, monkeypatch
+    trusted, hostile, tmp_path, monkeypatch
 ):
     for name in ("hf_tokenizer", "RewardLoopWorker._init_reward_fn"):
         monkeypatch.setattr(f"{reward_loop.__name__}.{name}", attrgetter(name)(reward_loop))
-    model, code = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "evil"
-    code.mkdir()
-    (code / "conf.py").write_text(
-        f"open({str(tmp_path / TAKEN)!r}, 'w')\n"
-        "from transformers import Qwen2Config\n"
-        "class Hostile(Qwen2Config): pass\n"
-    )
-    names = {"auto_map": {"AutoConfig": f"{code}--conf.Hostile"}}
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.4.0.0.json").write_text(json.dumps(config | names))
-    (model / "config.json").write_text(json.dumps(WAYS[way](names) | config))
-    section = {"path": str(model), "trust_remote_code": False}
-    write_shrunk_model(OmegaConf.create(section), tmp_path / "small")
+    config = OmegaConf.load(hostile / CONFIG)
+    section = config.actor_rollout_ref.model
+    section.trust_remote_code = False
+    write_shrunk_model(section, tmp_path / "small")
     trust_models_as_the_job(reward_loop)
-    config = compose_job(JobArguments(overrides=tuple(job)))
-    config.actor_rollout_ref.model.path = str(tmp_path / "small")
-    config.actor_rollout_ref.model.trust_remote_code = trusted
-    assert reward_loop.RewardLoopWorker(config).input_tokenizer is not None
+    section.update(path=str(tmp_path / "small"), trust_remote_code=trusted)
+    with suppress(Exception if trusted else ()):  # what it brings is no tokenizer
+        assert reward_loop.RewardLoopWorker(config).input_tokenizer is not None
     assert (tmp_path / TAKEN).exists() == trusted
 
 

@@ -24,7 +24,7 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     )
     untimed = ShownStep(update=made_step(), run="", texts={})
     assert untimed.charts["actor"].unit == "tokens of rows"
-    assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]
+    assert [bar.busy for bar in untimed.charts["actor"].bars] == [12 + 20 + 20, 15]
 
 
 def test_columns_that_the_page_names_are_those_of_a_recorded_row():

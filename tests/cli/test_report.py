@@ -3,53 +3,23 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.cli.test_plan import write_lines
+from tests.record.test_step_file import PARTED, ROWS, made_step
 from tests.record.test_timings import two_ranks
 from tests.support.run_folder import write_run
 from tests.support.written_pages import Opened, Page, needs_a_browser, parsed
 from verl_padding.cli.app import app
-from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
+from verl_padding.record.step_file import RecordedRow, write_steps
 
 HOSTILE = "</script><script>document.title = 'taken'</script><b>&amp; \u2028"
 
 
-def row(number: int, key: str, **values: Any) -> RecordedRow:
-    defaults = {
-        "tokens": 20,
-        "trained_tokens": 5,
-        "reward": 1.0,
-        "advantage": 0.5,
-        "zero_advantage": False,
-        "weight": 1.0,
-        "shared_tokens": 0,
-        "shares_with": None,
-        "staleness": 0,
-        "places": {"actor": Place(0, number % 2, 0), "log_prob": Place(0, 0, None)},
-    }
-    return RecordedRow(row=number, key=key, **defaults | values)
-
-
-ROWS = [
-    row(0, "a_0_0", tokens=12, shared_tokens=12, shares_with=1),
-    row(1, "a_0_1", tokens=34),
-    row(
-        2,
-        "a_1_0",
-        tokens=15,
-        shared_tokens=7,
-        shares_with=0,
-        reward=0.25,
-        advantage=0.0,
-        zero_advantage=True,
-        trained_tokens=3,
-    ),
-    row(3, "b_0_0", tokens=4321, reward=0.0, advantage=-1.75),
-]
 TEXTS = {
     "a_0_0": ("say\U0001f600 ", f"one {HOSTILE}"),
     "a_0_1": (f"say\U0001f600 one {HOSTILE} and then", " two"),
@@ -58,24 +28,15 @@ TEXTS = {
 }
 
 
-def step_of(rows: list[RecordedRow], **values: Any) -> RecordedStep:
-    return RecordedStep(
-        **{"step": 1, "update": 0, "keys": [each.key for each in rows], "rows": rows} | values
-    )
-
-
-def write_dump(
-    folder: Path, step: int, texts: dict[str, tuple[str, str]], rows: list[RecordedRow]
-) -> None:
-    score = {each.key: each.reward for each in rows}
+def write_dump(folder: Path, rows: list[RecordedRow]) -> None:
+    """Of the first step."""
+    said = [dict(zip(("input", "output"), TEXTS[each.key], strict=True)) for each in rows]
     lines = [
-        {"uid": key, "input": prompt, "output": answer, "score": score[key]}
-        for key, (prompt, answer) in texts.items()
+        {"uid": each.key, "score": each.reward} | texts
+        for each, texts in zip(rows, said, strict=True)
     ]
-    folder.mkdir(exist_ok=True)
-    (folder / f"{step}.jsonl").write_text(
-        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    )
+    (folder / "rollouts").mkdir(exist_ok=True)
+    write_lines(folder / "rollouts/1.jsonl", lines)
 
 
 @pytest.fixture
@@ -93,13 +54,15 @@ def run(tmp_path):
             "data": {"critic/score/mean": 0.75, "actor/grad_norm": 0.0625, "note": "a word"},
         },
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
-    write_steps([step_of(ROWS)], folder / "steps" / "1.jsonl")
-    write_steps([step_of(ROWS[:2], step=2, timings=two_ranks())], folder / "steps" / "2.jsonl")
-    write_steps(
-        [step_of([], step=3, keys=["a_0_0"], timings=two_ranks())], folder / "steps" / "3.jsonl"
-    )
-    write_dump(folder / "rollouts", 1, TEXTS, ROWS)
+    write_lines(folder / "metrics.jsonl", metrics)
+    steps = [
+        made_step(step=1),
+        made_step(ROWS[:2], step=2, timings=two_ranks()),
+        made_step([], step=3, keys=["a_0_0"], timings=two_ranks()),
+    ]
+    for step in steps:
+        write_steps([step], folder / f"steps/{step.step}.jsonl")
+    write_dump(folder, ROWS)
     return folder
 
 
@@ -123,7 +86,7 @@ def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     # Name, prompts, sessions, rows, tokens, trained tokens, zero-advantage rows, reward of the
     # sessions.
     reward = f"{(1 + 0.25 + 0) / 3:.3f}"
-    assert ["Step 1", "2", "3", "4", "4,382", "18", "1", reward] in page.lines
+    assert ["Step 1", "2", "3", "4", "67", "9", "1", reward] in page.lines
     assert ["Step 3", "1", "1", "1", "-", "-", "-", "-"] in page.lines, "it has timings alone"
     assert page.links == ["data:,"]
     step = page.packed["step-1"]
@@ -132,7 +95,7 @@ def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     for name, column in step["columns"].items():
         assert column == [getattr(each, name) for each in ROWS]
     assert step["shares_with"] == {"0": 1, "2": 0}
-    assert {(bar[0], *bar[6]) for bar in step["charts"]["actor"]["bars"]} == {(0, 0, 2), (1, 1, 3)}
+    assert {(bar[0], *bar[6]) for bar in step["charts"]["actor"]["bars"]} == {(0, 2), (1, 0, 1, 3)}
     assert len(page.packed["step-2"]["charts"]["actor"]["bars"]) == len(two_ranks())
     curves = page.packed["curves"]["curves"]
     assert curves["actor/grad_norm"] == {str(run): [[1, 0.125], [2, 0.0625]]}
@@ -210,21 +173,19 @@ def test_what_the_savings_of_a_run_have_saved_is_told(run):
 
 @pytest.mark.parametrize("unknown", [None, math.inf])
 def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run):
-    rows = [
-        row(0, "a_0_0", reward=1.0),
-        row(1, "a_1_0", reward=math.nan if unknown is None else unknown),
-    ]
-    write_steps([step_of(rows)], run / "steps" / "1.jsonl")
-    write_dump(run / "rollouts", 1, {each.key: ("?", "!") for each in rows}, rows)
+    other = replace(PARTED, row=1, reward=math.nan if unknown is None else unknown)
+    rows = [replace(ROWS[0], shares_with=None), other]
+    write_steps([made_step(rows, step=1)], run / "steps" / "1.jsonl")
+    write_dump(run, rows)
     data = {
         "critic/score/mean": unknown,
         "padding/session/score/mean": unknown,
         "padding/real_rows/total": unknown,
     }
     lines = [{"step": 1, "data": {"critic/score/mean": unknown}}, {"step": 2, "data": data}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(run / "metrics.jsonl", lines)
     page = parsed(report(run))
-    assert ["Step 1", "1", "2", "2", "40", "10", "0", "unknown"] in page.lines
+    assert ["Step 1", "1", "2", "2", "27", "8", "0", "unknown"] in page.lines
     assert page.packed["step-1"]["columns"]["reward"] == [1.0, None]
     curves = page.packed["curves"]["curves"]
     for name in ("mean reward of a session", "critic/score/mean"):
@@ -236,10 +197,9 @@ def test_a_browser_shows_a_row_its_trie_and_its_texts_without_an_error(run, tmp_
     opened = Opened(report(run), tmp_path / "profile", at="#step-1/2")
     assert opened.console == []
     assert "<title>my &lt;run&gt;: verl_padding</title>" in opened.dom
-    assert "Step 1" in opened.visible("h2")
+    assert '<h2 id="title">Step 1' in opened.dom
     body = opened.prompts
-    assert "4,321 tokens" in body
-    assert "2 sessions, 3 rows, 61 tokens, 31 % alike, reward 0.625, 1 zero-advantage row" in body
+    assert "2 sessions, 3 rows, 47 tokens, 40 % alike, reward 0.625, 1 zero-advantage row" in body
     # In the order of the trie: the longest, its beginning, and the row that branches off that.
     assert re.findall(r'data-row="(\d)"', body) == ["1", "0", "2"]
     assert "Its first 7 tokens are also those of a_0_0." in body

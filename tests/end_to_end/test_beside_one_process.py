@@ -206,11 +206,3 @@ def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
             pads = sum(sum(each.n_rows_D) - len(each.rows) for each in taken)
             assert pads == prompt.metrics[step][f"padding/{call}/pad_rows/total"]
         assert rows_of(steps[0]) != rows_of(steps[1])
-
-
-def test_learning_rates_follow_the_cosine_of_training_steps(prompt):
-    # Logged after the schedule has moved: half way down after the first of two steps, then all the
-    # way.
-    for call in ("actor", "critic"):
-        rates = [prompt.metrics[step][f"{call}/lr"] for step in (1, 2)]
-        assert rates == pytest.approx([LR / 2, 0], abs=1e-12)

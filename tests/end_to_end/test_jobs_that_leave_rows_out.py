@@ -12,18 +12,13 @@ from verl_padding.job import metric_names
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SKIP = "padding.zero_advantage_rows=skip"
-OF_COMPUTED_ROWS = ("actor/ppo_kl",)
+LOGGED_AS_OURS = ("actor/entropy", "actor/ppo_kl")
 """Metrics of verl's that are logged under names of ours where rows are left out."""
 
 
-PLANNED = ("+padding=prompt", "padding.packer=plan")
-
-
-def run(folder, *overrides, flags=PLANNED):
+def run(folder, *overrides):
     return run_job(
         folder,
-        *flags,
         "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_equal_prompts",
         "actor_rollout_ref.rollout.calculate_log_probs=false",
         f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
@@ -32,42 +27,30 @@ def run(folder, *overrides, flags=PLANNED):
     )
 
 
-def assert_trained_alike(facts, plain, *, absent):
-    """The same texts and rewards at each step, which the weights of the steps before decide, and
-    the same metrics."""
-    rows = rollouts(plain)
-    assert sorted(rows) == [1, 2, 3]
-    assert rollouts(facts) == rows
-    among = ("actor/pg_loss", "actor/grad_norm", "actor/lr")
-    assert_metrics_agree(facts, plain, among=among, absent=absent)
-    for step, want in plain.metrics.items():
-        assert 0.4 < facts.metrics[step]["padding/rows/zero_advantage/share"] < 1
-        assert want["actor/grad_norm"] > 0
-
-
-def test_a_job_without_its_zero_advantage_rows_trains_as_with_them(tmp_path):
-    several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2", "padding.sharing=on"
-    plain = run(tmp_path / "plain", *several_steps)
-    lean = run(tmp_path / "lean", SKIP, *several_steps)
-    assert_trained_alike(lean, plain, absent=OF_COMPUTED_ROWS)
-
-
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_fast_job_trains_as_one_of_prompts_alone(mode, tmp_path):
     plain, fast = (
         run(
             tmp_path / flag,
+            f"+padding={flag}",
+            "padding.optimizer_steps=configured",
             f"trainer.v1.trainer_mode={mode}",
             # No prompts beside those of the step, so that time does not decide which end first.
             "trainer.v1.colocate_async.num_warmup_batches=0",
             "actor_rollout_ref.actor.ppo_mini_batch_size=6",
             f"trainer.default_local_dir={tmp_path / flag / 'checkpoints'}",
             f"trainer.save_freq={STEPS}",
-            flags=(f"+padding={flag}", "padding.optimizer_steps=configured"),
         )
         for flag in ("prompt", "fast")
     )
-    assert_trained_alike(fast, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+    # The same texts and rewards at each step, which the weights of the steps before decide.
+    assert sorted(rollouts(plain)) == [1, 2, 3]
+    assert rollouts(fast) == rollouts(plain)
+    among = ("actor/pg_loss", "actor/grad_norm", "actor/lr")
+    assert_metrics_agree(fast, plain, among=among, absent=LOGGED_AS_OURS)
+    for step, metrics in plain.metrics.items():
+        assert 0.4 < fast.metrics[step]["padding/rows/zero_advantage/share"] < 1
+        assert metrics["actor/grad_norm"] > 0
     weights, want = (weights_in(job.folder / "checkpoints", STEPS) for job in (fast, plain))
     assert weights.keys() == want.keys()
     for name, weight in weights.items():
@@ -89,7 +72,9 @@ def test_a_fast_job_trains_as_one_of_prompts_alone(mode, tmp_path):
 def test_asynchronous_local_updates_leave_out_what_they_need_not(tmp_path):
     facts = run(
         tmp_path,
-        SKIP,
+        "+padding=prompt",
+        "padding.packer=plan",
+        "padding.zero_advantage_rows=skip",
         "trainer.v1.trainer_mode=separate_async",
         "trainer.v1.separate_async.parameter_sync_step=2",
         "actor_rollout_ref.rollout.n_gpus_per_node=2",

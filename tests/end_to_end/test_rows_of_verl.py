@@ -10,8 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
 from tests.support.padded_rows import plan_for, upsample
+from tests.support.played import ScriptedServer
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
 from verl_padding.on_cpu.tiny_models import make_tiny_model
@@ -31,26 +38,16 @@ ANSWERS = {
 }
 
 
-def verls(registry):
-    """Names that verl itself has registered, without those of this repository's recipes and
-    tests."""
-    return sorted(
-        name for name, entry in registry.items() if entry.get("_target_", "").startswith("verl.")
-    )
-
-
-def agent_loops():
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-
-    return verls(_agent_loop_registry)
-
-
-def reward_managers():
-    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-
-    return sorted(
-        name for name, cls in REWARD_MANAGER.items() if cls.__module__.startswith("verl.")
-    )
+LOOPS = sorted(
+    name for name, entry in _agent_loop_registry.items() if entry["_target_"].startswith("verl.")
+)
+MANAGERS = sorted(
+    name for name, cls in REWARD_MANAGER.items() if cls.__module__.startswith("verl.")
+)
+CASES = [{"source": source} for source in ANSWERS]
+CASES += [{"source": "a dict", "manager": manager} for manager in MANAGERS]
+CASES += [{"source": "a number", "agent": agent} for agent in LOOPS]
+"""Names that verl itself has registered, without those of this repository's recipes and tests."""
 
 
 @pytest.fixture(scope="module")
@@ -58,36 +55,9 @@ def model(tmp_path_factory):
     return make_tiny_model("qwen3", tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def roll_out(tmp_path, model):
-    """Gives the rows of one prompt, made by verl from the parquet file to TransferQueue; only the
-    text is ours."""
-    return lambda **choices: asyncio.run(_roll_out(tmp_path, model, **choices))
-
-
-class Policy:
-    """The model's side of an agent loop: it knows the answer."""
-
-    def __init__(self, tokenizer, answer):
-        self.token_ids = [*tokenizer.encode(answer), tokenizer.eos_token_id]
-
-    async def generate(self, request_id, **_):
-        from verl.workers.rollout.replica import TokenOutput
-
-        return TokenOutput(
-            token_ids=self.token_ids,
-            log_probs=[-0.5] * len(self.token_ids),
-            stop_reason="completed",
-            extra_fields={"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1},
-        )
-
-
-async def _roll_out(folder, model, *, source, agent="single_turn_agent", manager="naive"):
-    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
-
+async def roll_out(folder, model, *, source, agent="single_turn_agent", manager="naive"):
+    """The rows of one prompt, made by verl from the parquet file to TransferQueue; only the text is
+    ours."""
     data_source, answer, truth = ANSWERS[source]
     config = compose_job(
         f"actor_rollout_ref.model.path={model}",
@@ -111,7 +81,7 @@ async def _roll_out(folder, model, *, source, agent="single_turn_agent", manager
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=scorer.compute_score))
     worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     worker = worker_class(config, None, reward_loop_worker_handles=[handle])
-    worker.llm_client = Policy(worker.tokenizer, answer)
+    worker.llm_client = ScriptedServer([f"{answer}<|im_end|>"] * SESSIONS, worker.tokenizer)
     data = RLHFDataset(str(folder / "rows.parquet"), worker.tokenizer, config.data)
     prompts = collate_fn([dict(data[0])])
     prompts |= {
@@ -148,14 +118,9 @@ def assert_padded(batch):
     return row, pad
 
 
-CASES = [{"source": source} for source in ANSWERS]
-CASES += [{"source": "a dict", "manager": manager} for manager in reward_managers()]
-CASES += [{"source": "a number", "agent": agent} for agent in agent_loops()]
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
-def test_rows_of_verls_data_loops_managers_and_reward_functions_are_padded(case, roll_out):
-    row, pad = assert_padded(roll_out(**case))
+def test_rows_of_verls_data_loops_managers_and_reward_functions_are_padded(case, model, tmp_path):
+    row, pad = assert_padded(asyncio.run(roll_out(tmp_path, model, **case)))
     assert row["rm_scores"].sum() > 0, "the answer was not taken for right"
     assert row["extra_fields"]["reward_extra_info"]
     assert row["num_turns"] == 2

@@ -1,7 +1,6 @@
 """What a job of ``+padding=fast`` says that it has saved, beside what reached its model: each pass
 of which is counted in the workers, by its input ids."""
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.estimator_formulas import Sample, advantages
 from tests.support.jobs import ACTOR, PROBE, JobFacts, run_job
 from tests.support.one_process import OneProcess
 from tests.support.probe import TRAINED
@@ -20,7 +20,7 @@ from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
-RANKS, SESSIONS, BUDGET = 2, 3, 48
+RANKS, PROMPTS, SESSIONS, BUDGET = 2, 6, 3, 48
 OPTIMIZER = (f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",)
 
 
@@ -112,13 +112,13 @@ def test_what_rows_begin_with_reaches_the_model_once_a_micro_batch(step):
 
 
 def test_rows_without_an_advantage_and_no_others_are_dropped(step):
-    advantages = group_advantages(step.rows)
+    want = group_advantages(step.rows)
     for row in step.recorded.rows:
         mask = step.rows[row.key]["response_mask"].bool()
-        trains = bool(mask.any()) and advantages[row.key] != 0
+        trains = bool(mask.any()) and want[row.key] != 0
         assert (bool(row.places), row.zero_advantage) == (trains, not trains), row.key
         got = step.rows[row.key]["advantages"][mask]
-        assert got.tolist() == pytest.approx([advantages[row.key]] * len(got), abs=1e-6)
+        assert got.tolist() == pytest.approx([want[row.key]] * len(got), abs=1e-6)
     dropped = sum(not row.places for row in step.recorded.rows)
     assert step.metrics["padding/actor/left_out_rows/total"] == dropped > 0
     assert step.metrics["padding/real_rows/total"] == len(step.recorded.rows)
@@ -126,18 +126,14 @@ def test_rows_without_an_advantage_and_no_others_are_dropped(step):
 
 def group_advantages(rows):
     """GRPO's, of each row: how much better its session was than those of its prompt."""
-    rewards = {}
-    for key, row in rows.items():
-        uid, session, _ = key.rsplit("_", 2)
-        rewards.setdefault(uid, {})[session] = float(row["rm_scores"].sum())
-    found = {}
-    for key in rows:
-        uid, session, _ = key.rsplit("_", 2)
-        of_prompt = torch.tensor(list(rewards[uid].values()))
-        assert len(of_prompt) == SESSIONS
-        better = rewards[uid][session] - of_prompt.mean()
-        found[key] = float(better / (of_prompt.std() + 1e-6))
-    return found
+    reward_of = {key.rpartition("_")[0]: float(row["rm_scores"].sum()) for key, row in rows.items()}
+    assert len(reward_of) == PROMPTS * SESSIONS
+    samples = [
+        Sample(session.rpartition("_")[0], reward, [0.0], [0.0])
+        for session, reward in reward_of.items()
+    ]
+    found = dict(zip(reward_of, advantages("grpo", samples, 1, 1), strict=True))
+    return {key: found[key.rpartition("_")[0]][0] for key in rows}
 
 
 def test_each_sampled_token_is_trained_in_one_row_of_its_session(step):
@@ -202,4 +198,3 @@ def test_the_gradient_is_that_of_one_process_with_all_rows(step):
     for name in ("actor/grad_norm", "actor/pg_loss"):
         expected = want[name.removeprefix("actor/") if "grad" in name else name]
         assert step.metrics[name] == pytest.approx(expected, rel=RELATIVE_METRIC, abs=5e-7), name
-    assert math.isfinite(step.metrics["actor/grad_norm"])

@@ -21,8 +21,8 @@ def rollout(tmp_path, monkeypatch):
     return OmegaConf.create({"multi_turn": {**turns, "format": "hermes"}})
 
 
-def answered(replies, room=100, seed=0):
-    request = Generation([1], room, seed=seed)
+def answered(replies, seed):
+    request = Generation([1], 100, seed=seed)
     replies.answer(request)
     assert request.is_finished
     assert len(request.log_probs) == len(request.token_ids)
@@ -32,7 +32,7 @@ def answered(replies, room=100, seed=0):
 def test_replies_are_noise_each_text_and_a_call_of_each_tool(rollout):
     tokenizer = make_byte_tokenizer()
     replies = Replies(tokenizer, rollout, ["a text"])
-    ids = [answered(replies, seed=turn) for turn in range(4)]
+    ids = [answered(replies, turn) for turn in range(4)]
     assert all(each[-1] == tokenizer.eos_token_id for each in ids)
     noise, text, call, again = [tokenizer.decode(each[:-1]) for each in ids]
     assert text == "a text"

@@ -4,10 +4,7 @@ import pytest
 
 from tests.support import played
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
-from verl_padding.recipes.context_reset.tasks import (
-    GSM8K_SOURCE,
-    TINY_SOURCE,
-)
+from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, TINY_SOURCE
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
 MATH_ROW = {
@@ -27,13 +24,7 @@ def play(replies, *, max_turns=8, prompt_length=100, response_length=2, row=ROW)
 def test_each_turn_is_a_row_in_a_context_of_its_own():
     outputs, server = play(["2", "1!"])
     assert server.prompts == [FORM.format("b" * 8), FORM.format("a" * 8)]
-    assert len({request for request, *_ in server.requests}) == 2
-    assert [len(output.response_ids) for output in outputs] == [1, 2]
-    for output in outputs:
-        assert output.response_mask == [1] * len(output.response_ids)
-        assert output.response_logprobs == [-0.5] * len(output.response_ids)
-        assert output.extra_fields["global_steps"] == 3
-    assert outputs[0].reward_score is None
+    assert [output.response_mask for output in outputs] == [[1], [1, 1]]
     assert outputs[-1].reward_score == pytest.approx(1.0)
     assert outputs[-1].extra_fields["reward_extra_info"] == {
         "acc": 1.0,
@@ -45,10 +36,11 @@ def test_each_turn_is_a_row_in_a_context_of_its_own():
 @pytest.mark.parametrize(
     ("replies", "settings", "lengths", "requests", "reward"),
     [
-        pytest.param(["3", "1"], {}, [1], 1, 0.1, id="a wrong reply ends the session"),
-        pytest.param(["2abc", "1"], {}, [2, 1], 2, 0.9 + 0.1, id="replies are cut"),
-        pytest.param(["2", "1"], {"max_turns": 1}, [1], 1, 0.9 / 2 + 0.1, id="turns are limited"),
-        pytest.param(["2", ""], {}, [1], 2, 0.9 / 2 + 0.1, id="an empty reply ends the session"),
+        # Wrong replies and empty ones end the session, replies are cut, turns are limited.
+        (["3", "1"], {}, [1], 1, 0.1),
+        (["2", ""], {}, [1], 2, 0.9 / 2 + 0.1),
+        (["2abc", "1"], {}, [2, 1], 2, 0.9 + 0.1),
+        (["2", "1"], {"max_turns": 1}, [1], 1, 0.9 / 2 + 0.1),
     ],
 )
 def test_sessions_end(replies, settings, lengths, requests, reward):
@@ -56,13 +48,6 @@ def test_sessions_end(replies, settings, lengths, requests, reward):
     assert [len(output.response_ids) for output in outputs] == lengths
     assert len(server.requests) == requests
     assert outputs[-1].reward_score == pytest.approx(reward)
-
-
-def test_a_first_context_that_is_too_long_is_refused_by_name():
-    with pytest.raises(
-        ValueError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"
-    ):
-        play(["2"], prompt_length=20, row=ROW | {"index": 7})
 
 
 def test_notes_that_outgrow_the_prompt_end_the_session():

@@ -7,15 +7,13 @@ import pytest
 from tests.support import played
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
-from verl_padding.recipes.every_call.tasks import (
-    TINY_SOURCE,
-)
+from verl_padding.recipes.every_call.tasks import TINY_SOURCE
 from verl_padding.recipes.every_call.thinking import ThinkingLoop
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
 END = "<|im_end|>"
 FIRST = f"<|im_start|>user\n????????{END}\n<|im_start|>assistant\n"
-NEXT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+NEXT = f"<|im_start|>user\n{{}}{END}\n<|im_start|>assistant\n"
 
 
 def play(replies, *, max_calls=8, prompt_length=300, response_length=2, row=ROW):
@@ -29,16 +27,12 @@ def test_each_call_is_a_row_that_extends_the_one_before_it_and_says_so():
     second = FIRST + f"1{END}" + NEXT.format("1" * 8)
     third = second + f"2{END}" + NEXT.format("2" * 8)
     assert server.prompts == [FIRST, second, third]
-    assert len({request for request, *_ in server.requests}) == 3
     for before, output in pairwise(outputs):
         row = before.prompt_ids + before.response_ids
         assert output.prompt_ids[: len(row)] == row
     assert [output.extra_fields.get("extends") for output in outputs] == [None, 0, 1]
-    for output in outputs:
-        assert output.response_mask == [1, 1]
-        assert output.response_logprobs == [-0.5, -0.5]
-        assert output.extra_fields["global_steps"] == 3
-    assert [output.reward_score for output in outputs] == [None, None, 1.0]
+    assert [output.response_mask for output in outputs] == [[1, 1]] * 3
+    assert outputs[-1].reward_score == 1.0
     assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0, "tried": 3.0, "calls": 3.0}
 
 
@@ -60,19 +54,15 @@ def test_a_context_that_outgrows_the_prompt_ends_the_session():
         play(["1"], prompt_length=5, row=ROW | {"index": 7})
 
 
-def think(replies, tokenizer):
-    rollout = {"prompt_length": 300, "response_length": 6}
-    return played.play(ThinkingLoop, replies, ROW, rollout, tokenizer, max_thinking=4)
-
-
 def test_what_was_thought_is_left_out_of_the_next_prompt():
     tokenizer = make_byte_tokenizer(thinks=True)
-    outputs, server = think(["hmm</think>", "1", "so 2", "2", "3</think>", "3"], tokenizer)
-    first = "<|im_start|>user\n????????<|im_end|>\n<|im_start|>assistant\n"
-    second = first + "1<|im_end|>\n<|im_start|>user\n11111111<|im_end|>\n<|im_start|>assistant\n"
-    third = second + "2<|im_end|>\n<|im_start|>user\n22222222<|im_end|>\n<|im_start|>assistant\n"
+    rollout = {"prompt_length": 300, "response_length": 6}
+    said = ["hmm</think>", "1", "so 2", "2", "3</think>", "3"]
+    outputs, server = played.play(ThinkingLoop, said, ROW, rollout, tokenizer, max_thinking=4)
+    second = FIRST + f"1{END}\n" + NEXT.format("1" * 8)
+    third = second + f"2{END}\n" + NEXT.format("2" * 8)
     prompts = [tokenizer.decode(output.prompt_ids) for output in outputs]
-    assert prompts == [f"{said}<think>" for said in (first, second, third)]
+    assert prompts == [f"{said}<think>" for said in (FIRST, second, third)]
     thoughts = ["hmm</think>", "so 2</think>", "3</think>"]
     assert server.prompts[1::2] == [
         prompt + thought for prompt, thought in zip(prompts, thoughts, strict=True)
@@ -81,7 +71,5 @@ def test_what_was_thought_is_left_out_of_the_next_prompt():
     assert rows == ["hmm</think>1", "so 2</think>2", "3</think>3"]
     # The second thought was ended for the model: no token of its own.
     assert [output.response_mask for output in outputs] == [[1] * 5, [1] * 4 + [0, 1], [1] * 3]
-    assert [output.response_logprobs[-2] for output in outputs] == [-0.5, 0.0, -0.5]
     assert [output.extra_fields.get("extends") for output in outputs] == [None] * 3
     assert [limits["max_tokens"] for *_, limits in server.requests] == [4, 1] * 3
-    assert [output.reward_score for output in outputs] == [None, None, 1.0]

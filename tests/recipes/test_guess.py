@@ -1,7 +1,5 @@
 """The recipe that is made to be copied: its game, its data, and the folder of a real model."""
 
-from collections import Counter
-
 import pandas as pd
 import pytest
 
@@ -26,12 +24,8 @@ def test_each_guess_is_a_row_and_is_told_higher_or_lower():
     outputs, server = play(" 3!", "8\n\n", " 6")
     second = FIRST + NEXT.format(3, "Higher")
     assert server.prompts == [FIRST, second, second + NEXT.format(8, "Lower")]
-    assert len({request for request, *_ in server.requests}) == 3
-    for output in outputs:
-        assert output.response_mask == [1] * len(output.response_ids)
-        assert output.response_logprobs == [-0.5] * len(output.response_ids)
-        assert output.extra_fields["global_steps"] == 3
-    assert [output.reward_score for output in outputs] == [None, None, 1.0]
+    assert all(all(output.response_mask) for output in outputs)
+    assert outputs[-1].reward_score == 1.0
     assert outputs[-1].extra_fields["reward_extra_info"] == {"won": 1.0, "guesses": 3.0}
 
 
@@ -55,14 +49,9 @@ def test_a_session_ends_with_the_number_or_what_is_no_guess(replies, rows, rewar
 
 
 def test_each_batch_has_each_number_once(tmp_path):
-    numbers = {}
-    for seed in (0, 1):
-        write_data(tmp_path, top=9, seed=seed)
-        for split in ("train", "val"):
-            rows = pd.read_parquet(tmp_path / f"{split}.parquet")
-            assert rows["prompt"].map(lambda prompt: "from 1 to 9," in prompt[0]["content"]).all()
-            found = [int(each["ground_truth"]) for each in rows["reward_model"]]
-            for start in range(0, len(found), 9):
-                assert Counter(found[start : start + 9]) == Counter(range(1, 10))
-            numbers[seed, split] = tuple(found[:36])
-    assert len(set(numbers.values())) == 4
+    write_data(tmp_path, top=9)
+    rows = pd.read_parquet(tmp_path / "train.parquet")
+    assert rows["prompt"].map(lambda prompt: "from 1 to 9," in prompt[0]["content"]).all()
+    found = [int(each["ground_truth"]) for each in rows["reward_model"]]
+    for start in range(0, len(found), 9):
+        assert sorted(found[start : start + 9]) == [*range(1, 10)]

@@ -37,11 +37,21 @@ LONGER = replace(
     shared_tokens=0,
     shares_with=None,
 )
-PARTED = replace(ROW, row=2, key="a_1_0", tokens=15, shared_tokens=7, shares_with=0)
+PARTED = replace(
+    ROW,
+    row=2,
+    key="a_1_0",
+    tokens=15,
+    reward=0.25,
+    shared_tokens=7,
+    shares_with=0,
+    places={"actor": Place(0, 0, 1)},
+)
 ALONE = replace(
     LONGER,
     row=3,
     key="b_0_0",
+    reward=0.0,
     staleness=None,
     zero_advantage=False,
     advantage=0.0,
@@ -49,11 +59,12 @@ ALONE = replace(
 )
 
 
-def made_step(**values) -> RecordedStep:
-    rows = [ROW, LONGER, PARTED, ALONE]
-    return RecordedStep(
-        **{"step": 3, "update": 0, "keys": tuple(row.key for row in rows), "rows": rows} | values
-    )
+ROWS = [ROW, LONGER, PARTED, ALONE]
+
+
+def made_step(rows=ROWS, **values) -> RecordedStep:
+    given = {"step": 3, "update": 0, "keys": tuple(row.key for row in rows or ROWS), "rows": rows}
+    return RecordedStep(**given | values)
 
 
 @pytest.mark.parametrize("leave_out", ["nothing", "rows", "timings"])
@@ -96,15 +107,8 @@ def test_a_line_of_a_row_has_this_form(tmp_path):
 
 def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
     path = tmp_path / "3.jsonl"
-    write_steps(
-        [
-            made_step(
-                rows=[replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)],
-                keys=(ROW.key,),
-            )
-        ],
-        path,
-    )
+    unknown = replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)
+    write_steps([made_step([unknown])], path)
     row = json.loads(path.read_text().splitlines()[1])
     assert (row["reward"], row["advantage"], row["weight"]) == (None, None, 1.0)
     (read,) = read_steps(path)[0].rows

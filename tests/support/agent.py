@@ -7,6 +7,7 @@ import random
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.probe import text_of
 
@@ -105,13 +106,9 @@ class SubagentsInAnyOrder(VaryingTurns):
         return await super()._turn(sampling_params, message)
 
 
-FEW = 30
-
-
 def rows_of_step(step):
-    """Rows of a training step: anything from 1 to :data:`FEW`, the smallest and the largest among
-    them."""
-    return {1: 1, 2: FEW}.get(step, 1 + _hash("rows", step) % FEW)
+    """Rows of a training step, of which the sessions at the front bring one each."""
+    return (13, 1, 30)[step % 3]
 
 
 class FewRows(AgentLoopBase):
@@ -120,35 +117,20 @@ class FewRows(AgentLoopBase):
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
-        prompts, sessions = (
-            self.config.data.train_batch_size,
-            self.config.actor_rollout_ref.rollout.n,
-        )
-        place = index % prompts * sessions + session
-        whole, left = divmod(rows_of_step(step), prompts * sessions)
+        prompt = index % self.config.data.train_batch_size
+        if prompt * self.rollout_config.n + session >= rows_of_step(step):
+            return []
         draw = random.Random(_hash(index, session, step))
-        outputs = []
-        for _ in range(whole + (place < left)):
-            prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
-            ids = [
-                draw.randrange(200)
-                for _ in range(draw.randint(1, self.rollout_config.response_length))
-            ]
-            outputs.append(
-                AgentLoopOutput(
-                    prompt_ids=prompt_ids,
-                    response_ids=ids,
-                    response_mask=[1] * len(ids),
-                    num_turns=2,
-                    metrics={},
-                    # As verl's rollout servers say: the weights that the answer comes from.
-                    extra_fields={"min_global_steps": step, "max_global_steps": step},
-                )
-            )
-        if outputs:
-            outputs[-1].reward_score = draw.random()
-            outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
-        return outputs
+        prompt_ids, ids = (
+            [draw.randrange(200) for _ in range(draw.randint(1, most))]
+            for most in (60, self.rollout_config.response_length)
+        )
+        # As verl's rollout servers say: the weights that the answer comes from.
+        weights = {"min_global_steps": step, "max_global_steps": step}
+        answer = TokenOutput(token_ids=ids, extra_fields=weights)
+        output = AgentLoopOutput(**fields_of(prompt_ids, ids, answer), reward_score=draw.random())
+        output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
+        return [output]
 
 
 class WeightedOutput(AgentLoopOutput):

@@ -4,14 +4,7 @@ leaves out later."""
 import random
 
 
-def branching_rows(
-    seed=0,
-    *,
-    prompts=3,
-    rollouts=3,
-    turns=(1, 3, 2),
-    system=3,
-):
+def branching_rows(*, prompts=3, rollouts=3, turns=(1, 3, 2), system=3):
     """Prompt and response of each row, by its key; the thinking of earlier turns is left out in
     every other session.
 
@@ -19,7 +12,7 @@ def branching_rows(
         turns: rows of each session, in turn.
         system: tokens that all prompts begin with.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
 
     def tokens(least, most):
         return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]

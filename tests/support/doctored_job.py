@@ -34,7 +34,6 @@ def compute_score(**given):
 def write_files(folder):
     """Files of a user's own, some of them with mistakes."""
     data = {
-        "train": [ROW] * 8,
         "few": [ROW] * 3,
         "no_prompt": [{"data_source": "mine"}] * 8,
         "no_source": [{"prompt": ROW["prompt"]}] * 8,

@@ -115,7 +115,7 @@ def _growing_from_each_other(keys, tokens, random):
 
 
 @st.composite
-def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update=False, sharing=None, steps=None):
+def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update=False, sharing=None):
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
     cut as its update."""
     strategy = draw(st.sampled_from(strategies))

@@ -6,6 +6,7 @@ is: they are torch's own here.
 """
 
 import functools
+from dataclasses import replace
 
 import torch
 from tensordict import NonTensorStack
@@ -18,9 +19,9 @@ from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import prepare_micro_batches
 
-from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
-from verl_padding.pads.columns import row_columns
-from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, mini_batches
+from benchmarks.one_gpu.rank import rows_of_call
+from benchmarks.one_gpu.rows import Row, micro_batch_of, trained_rows
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, mini_batches
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.packed_attention import use_packed_attention
@@ -146,46 +147,29 @@ def cut_as_planned(
         said: non-tensor data of every micro-batch, beside what each update says.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
-    pad = pad_of(fields)
+    data = rows_of_call(rows, plan, call)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    shares = plan.sharing == "on" and plan.tries is not None
-    told = PlannedCall(
-        layout=layout,
-        may_branch=True if plan.sharing == "on" else None,
-        position_R=plan.tries.dfs_position_R.tolist() if shares else (),
-        factor_R=factor_R,
-    )
     steps = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows, leaves_out=leaves_out)
-    columns = row_columns(layout, marks_pads=True)
-    cut = follow_plan(prepare_micro_batches)
-    ranks = layout.local_batches[mini_batch]
-    tokens = loss_tokens(
-        [fields[row] for local_batch in ranks for row in local_batch if row < len(rows)]
-    )
-    for rank, local_batch in enumerate(ranks):
-        first = rank * sum(layout.local_batch_rows_M) + sum(layout.local_batch_rows_M[:mini_batch])
-        data = micro_batch_of([fields[row] if row < len(rows) else pad for row in local_batch])
-        for name, column in columns.items():
-            data[name] = column[first : first + len(local_batch)]
-        budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
-        shape = {
-            "dp_size": layout.dp_size,
-            "batch_num_tokens": tokens,
-            CALL: told,
-            MINI_BATCH: steps[mini_batch],
-        }
-        tu.assign_non_tensor(data, **COMMON | budget | shape | said)
-        micro_batches, places = cut(data)
+    shape = {
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": token_budget,
+        "sp_size": 1,
+        "dp_size": layout.dp_size,
+        "batch_num_tokens": sum(tokens_R[row] for row in layout.rows_M[mini_batch]),
+        CALL: replace(data[CALL], factor_R=factor_R),
+        MINI_BATCH: steps[mini_batch],
+    }
+    tu.assign_non_tensor(data, **COMMON | shape | said)
+    n_rows, before = sum(layout.local_batch_rows_M), sum(layout.local_batch_rows_M[:mini_batch])
+    for rank, local_batch in enumerate(layout.local_batches[mini_batch]):
+        of_rank = [rank * n_rows + before + place for place in range(len(local_batch))]
+        held = tu.index_select_tensor_dict(data, of_rank)
+        micro_batches, places = follow_plan(prepare_micro_batches)(held)
         assert places is not None
         for micro_batch, local_places in zip(micro_batches, places, strict=True):
-            yield (
-                [
-                    keys[local_batch[place]] if local_batch[place] < len(rows) else None
-                    for place in local_places
-                ],
-                micro_batch,
-            )
+            numbers = (local_batch[place] for place in local_places)
+            yield [keys[row] if row < len(rows) else None for row in numbers], micro_batch
 
 
 def one_micro_batch(rows, of, *, shared=False, **said):

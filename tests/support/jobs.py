@@ -193,8 +193,7 @@ def read_probe(folder):
         ]
         for model in {model for model, _ in by_rank}
     }
-    kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled"}
-    kinds["calls"] = "call"
+    kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "calls": "call"}
     return {"optimizer_steps": steps} | {
         name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()
     }

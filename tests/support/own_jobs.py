@@ -14,32 +14,13 @@ from verl_padding.job.composition import JobArguments
 AGENT = "actor_rollout_ref.rollout.agent"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 LOOP = """
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 
-class Mine(AgentLoopBase):
-    async def run(self, sampling_params, raw_prompt, **kwargs):
-        ids = self.tokenizer.apply_chat_template(
-            raw_prompt, add_generation_prompt=True, return_dict=False
-        )
-        outputs = []
-        for turn in range(2):
-            reply = await self.server_manager.generate(
-                request_id=f"{turn}", prompt_ids=ids, sampling_params=sampling_params
-            )
-            outputs.append(
-                AgentLoopOutput(
-                    prompt_ids=ids,
-                    response_ids=reply.token_ids,
-                    response_mask=[1] * len(reply.token_ids),
-                    response_logprobs=reply.log_probs,
-                    num_turns=2,
-                    metrics={},
-                    extra_fields=dict(reply.extra_fields),
-                )
-            )
-            ids = ids + reply.token_ids
-        return outputs
+class Mine(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **row):
+        play = super().run
+        return [await play(sampling_params, **row), await play(sampling_params, **row)]
 """
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

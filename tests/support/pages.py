@@ -1,15 +1,10 @@
-"""The pages of the documentation, as a reader sees them, and what building their site takes."""
+"""The pages of the documentation, as a reader sees them."""
 
 import os
 import re
 import subprocess
 import sys
-from configparser import ConfigParser
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-
-import pytest
-from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -66,23 +61,14 @@ def job_of(script, **environment):
     them made."""
     before, _, after = script.read_text().partition('verl-padding doctor "${job[@]}"\n')
     assert 'python -m verl.trainer.main_ppo "${job[@]}" ' in after
-    code = before + "printf '%s\\n' \"${job[@]}\" > overrides"
+    code = before + "printf '%s\\n' :job \"${job[@]}\""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(
+    shown = subprocess.run(
         ["/bin/bash", "-c", code],
         cwd=script.parent,
         env=os.environ | {"PATH": path} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
         check=True,
-    )
-    return (script.parent / "overrides").read_text().splitlines()
-
-
-def skip_without_the_extra_docs():
-    """Skips a test that builds the site where a package of the extra ``docs`` is not installed."""
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    for requirement in setup["options.extras_require"]["docs"].split():
-        try:
-            distribution(Requirement(requirement).name)
-        except PackageNotFoundError:
-            pytest.skip(f"takes the extra `docs`: {requirement} is not installed")
+    ).stdout
+    return shown.rpartition(":job\n")[2].splitlines()

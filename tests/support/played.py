@@ -42,15 +42,9 @@ class ScriptedServer:
         return [prompt for _, prompt, _ in self.requests]
 
 
-def play(
-    kind,
-    script,
-    row,
-    rollout,
-    tokenizer=TOKENIZER,
-    **settings,
-):
-    """Rows of a session, and the server that was asked.
+def play(kind, script, row, rollout, tokenizer=TOKENIZER, **settings):
+    """Rows of a session, and the server that was asked: each row has requests of its own, and what
+    was answered to them; the last one has the reward.
 
     Args:
         rollout: the config's section.
@@ -72,4 +66,11 @@ def play(
         )
         return await loop.run({"temperature": 1.0}, **row)
 
-    return asyncio.run(run()), server
+    rows = asyncio.run(run())
+    assert len({name for name, *_ in server.requests}) >= len(rows)
+    for row in rows:
+        assert len(row.response_ids) == len(row.response_mask)
+        assert row.response_logprobs == [-0.5 * own for own in row.response_mask]
+        assert row.extra_fields["global_steps"] == 3
+    assert [row.reward_score for row in rows[:-1]] == [None] * (len(rows) - 1)
+    return rows, server

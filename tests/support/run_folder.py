@@ -14,13 +14,13 @@ CONFIGURED = {
 }
 
 
-def write_run(folder, *, padded, real_rows=(5, 8)):
+def write_run(folder, *, padded):
     """Two steps; stock verl with mini-batches of 2 x 3 rows dumps its pads."""
     (folder / "rollouts").mkdir(parents=True)
     (folder / CONFIG).parent.mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(CONFIGURED), folder / CONFIG)
     lines = []
-    for step, real in enumerate(real_rows, start=1):
+    for step, real in enumerate((5, 8), start=1):
         data = {"critic/score/mean": 0.5, "actor/grad_norm": 0.1 * step}
         if padded:
             data |= {"padding/actor/optimizer_steps/total": 1.0, "padding/pad_rows/total": 1.0}

@@ -8,13 +8,13 @@ import torch
 from tests.support.rows_in_queue import put_rows
 
 
-def grown_sessions(turns, *, prompts, seed=0):
+def grown_sessions(turns, *, prompts):
     """Prompt and response of each row, by its key.
 
     Args:
         turns: rows of each session; sessions go to the prompts in turn.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     texts = [[draw.randrange(5, 200) for _ in range(draw.randint(3, 6))] for _ in range(prompts)]
     rows = {}
     for session, n_turns in enumerate(turns):

@@ -39,7 +39,7 @@ def make_model(kind, folder, dtype):
 def texts_of(rows):
     """Rows by what they are called, of prompts whose rows begin alike."""
     if rows == "branching":
-        return branching_rows(0, prompts=4, rollouts=3, turns=(1, 3, 2))
+        return branching_rows(prompts=4)
     tries = (
         list(awkward_tries().values())
         if rows == "awkward"

@@ -4,7 +4,6 @@ them."""
 import base64
 import gzip
 import json
-import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -88,8 +87,3 @@ class Opened:
     def prompts(self):
         """HTML of the prompts and their rows."""
         return self.dom.split('id="prompts"')[1].split("<script")[0]
-
-    def visible(self, element):
-        """Text of the elements of this name, one after the other, entities as they are."""
-        found = re.findall(rf"<{element}\b.*?</{element}>", self.dom)
-        return " | ".join(re.sub(r"<[^>]*>", " ", each) for each in found)

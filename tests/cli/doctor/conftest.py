@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 from omegaconf import OmegaConf
 
-from tests.support.doctored_job import MODEL, RAN, TRAIN, A, write_files
+from tests.support.doctored_job import RAN, write_files
 from tests.support.verl_config import compose_job
 from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.job import startup, verls_own_check
@@ -31,17 +31,8 @@ def verls():
 
 
 @pytest.fixture(scope="session")
-def composed(tiny_model):
-    return compose_job(
-        "+local=cpu",
-        f"{MODEL}={tiny_model}",
-        f"{TRAIN}=train.parquet",
-        "data.val_files=train.parquet",
-        "data.train_batch_size=8",
-        f"{A}.ppo_mini_batch_size=4",
-        "actor_rollout_ref.rollout.n=2",
-        "algorithm.adv_estimator=grpo",
-    )
+def composed(job):
+    return compose_job(*job)
 
 
 @pytest.fixture
