@@ -81,7 +81,7 @@ def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
         console.print(ended, style="red", markup=False)
         return code
     write_report([out], out / PAGE)
-    for line in (*savings_of_run(out), f"The page of the run is {out / PAGE}."):
+    for line in (*savings_of_run(out), f"The report is {out / PAGE}."):
         console.print(line, markup=False)
     return 0
 

@@ -114,7 +114,7 @@ def show_plan(
     if page is not None:
         steps = [each.shown_step() for each in planned]
         write_page(page, title=path.name, curves={}, steps=steps, notes=notes)
-        typer.echo(f"The page is in {page}.", err=True)
+        typer.echo(f"The report is {page}.", err=True)
 
 
 def _load_tokenizer(name: str) -> Tokenize:

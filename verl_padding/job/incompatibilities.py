@@ -40,7 +40,7 @@ def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibi
         f"{actor}.calculate_entropy",
         "distillation.enabled",
     )
-    yield from _if_set(config, for_all, "rows without an advantage count in it")
+    yield from _if_set(config, for_all, "zero-advantage rows count in it")
 
 
 def old_log_prob_incompatibilities(

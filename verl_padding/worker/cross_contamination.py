@@ -48,7 +48,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 BRANCH_LIMIT = "branch_limit"
 """What the probe answers for each rank: why rows that branch share nothing in one of its models, or
 an empty text."""
-MIXES = "outputs of rows that branch are not those of the rows alone"
+MIXES = "outputs of rows that diverge are not those of the rows alone"
 
 
 def check_cross_contamination(axes: Sequence[int], *, shares: bool) -> Callable[[Any], Any]:

@@ -36,7 +36,7 @@ else:
     VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
 
-DOES_NOT = "Megatron's attention does not follow branches with"
+DOES_NOT = "rows that diverge cannot share on Megatron with"
 BRANCH_WITH: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
     "mrope_section": (None,),
@@ -96,7 +96,7 @@ class MegatronSharingEngine(VerlEngine):
         if self._mixes_branches:
             raise BranchesMixedError(
                 f"padding.sharing='on': layers of {self.stock.__name__} have mixed rows that "
-                "branch. Set padding.sharing=off."
+                "diverge. Set padding.sharing=off."
             )
         return answer
 
