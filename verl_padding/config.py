@@ -61,9 +61,8 @@ class PaddingConfig:
     job's engines do not round up. Lengths that they would round up are refused."""
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing.
-    ``minimal``: the smallest image. ``auto``: what the model's type needs so that the tower runs on
-    every rank. ``minimal`` and ``auto`` refuse unknown model types. Used only for models with a
-    vision tower."""
+    ``minimal``: the smallest image. ``auto``: what the model's type needs; like ``minimal``, it
+    refuses unknown types."""
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
     """Kinds of your own fields, if neither verl nor their shapes determine them: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
@@ -89,14 +88,11 @@ class PaddingConfig:
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused if something else reads them. ``auto``: no pass if nothing else does."""
     timing: bool = False
-    """Whether workers time each micro-batch. A file per step lists the times with their rows, in
-    the folder ``steps`` beside
-    ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir`` (``verl-padding report``
+    """Whether a file per step has the time of each micro-batch on each rank (``verl-padding report``
     draws them)."""
     record: bool = False
-    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and
-    staleness, where each worker call computes it, and what it shares with which row, but not its
-    text (``verl-padding plan`` reads it)."""
+    """Whether a file per step has a line for each row, without its text (``verl-padding plan`` reads
+    it)."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in; do not set it."""
 
