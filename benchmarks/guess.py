@@ -147,8 +147,8 @@ def training_seconds(runs: list[Points]) -> list[float]:
 
 
 def draw(runs: dict[str, Points], path: Path) -> None:
-    """Won sessions by batches, optimizer steps and seconds, up to the last batch that all runs have:
-    a thin line a run."""
+    """Won sessions by batches, optimizer steps and minutes: a line for each run, up to the last
+    batch that all runs have."""
     import matplotlib
 
     matplotlib.use("Agg")

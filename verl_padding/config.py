@@ -88,11 +88,11 @@ class PaddingConfig:
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused if something else reads them. ``auto``: no pass if nothing else does."""
     timing: bool = False
-    """Whether a file per step has the time of each micro-batch on each rank (``verl-padding report``
-    draws them)."""
+    """Whether a file per step has the time of each micro-batch on each rank, which
+    ``verl-padding report`` draws."""
     record: bool = False
-    """Whether a file per step has a line for each row, without its text (``verl-padding plan`` reads
-    it)."""
+    """Whether a file per step has a line for each row, but not its text.
+    ``verl-padding plan`` reads it."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in; do not set it."""
 
@@ -178,7 +178,8 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
 
 
 def _warn_of_old(setting: str, new: str) -> None:
-    logger.warning("verl_padding: padding.%s is deprecated since 0.4 and will be removed in 0.5. Set %s.", setting, new)
+    what = f"padding.{setting} is deprecated since 0.4 and will be removed in 0.5"
+    logger.warning("verl_padding: %s. Set %s.", what, new)
 
 
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:

@@ -181,7 +181,7 @@ def dry_run(
         typer.Option(help="A reply, besides random text and tool calls; repeatable."),
     ] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Timeout of the step in seconds; starting the job does not count.")
+        int, typer.Option(min=1, help="Timeout of the step, in seconds after the job has started.")
     ] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

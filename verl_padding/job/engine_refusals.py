@@ -59,7 +59,7 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         if engine.padded_to != "row" and is_cut_by_verl:
             refuse(
                 f"{engine.model_section}.use_remove_padding=False",
-                "verl's packer does not count what pads rows to the longest of a micro-batch",
+                "verl's packer does not count the padding to the longest row of a micro-batch",
                 "Set it to True, or padding.packer=plan.",
             )
 
