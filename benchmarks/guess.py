@@ -5,8 +5,8 @@ recipes/guess with SmolLM2-135M-Instruct on this machine's CPU.
     python -m benchmarks.guess --picture FILE
 
 All runs take hours on two idle cores, stock verl's longer than ours; both sides of a seed come
-before the next seed. Whatever ends the command, it goes on when it is run again: each run from its
-last checkpoint. After each run the points of all are in ``points.json``, which ``--keep`` keeps;
+before the next seed. If interrupted, run it again to continue: each run resumes from its last
+checkpoint. After each run the points of all are in ``points.json``, which ``--keep`` keeps;
 ``--picture`` draws them, or those that are kept.
 """
 
@@ -149,7 +149,8 @@ def training_seconds(runs: list[Points]) -> list[float]:
 
 
 def draw(runs: dict[str, Points], path: Path) -> None:
-    """Won sessions by batches, optimizer steps and seconds: a thin line a run."""
+    """Won sessions by batches, optimizer steps and minutes: a line for each run, up to the last
+    batch that all runs have."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -158,19 +159,20 @@ def draw(runs: dict[str, Points], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
     looks = {"stock": ("stock verl", "tab:orange"), "fast": ("+padding=fast", "tab:blue")}
     labels = ("batches", "optimizer steps", "minutes")
-    for name, run in runs.items():
-        label, color = looks[name.partition("_")[0]]
+    lines = [(looks[side], run) for side, found in by_side(runs).items() for run in found]
+    for (label, color), run in lines:
         minutes = [seconds / 60 for seconds in run["seconds"]]
         # A step's sessions are those of the policy before it.
         spent_on_axes = ([1.0] * len(minutes), run["optimizer_steps"], minutes)
         for axis, spent in zip(axes, spent_on_axes, strict=True):
             begun = [0, *accumulate(spent)][: len(run["won"])]
-            label_once = label if name.endswith("seed0") else None
-            axis.plot(begun, run["won"], color=color, label=label_once)
+            axis.plot(begun, run["won"], color=color, label=label)
     for axis, spent_label in zip(axes, labels, strict=True):
         axis.set(xlabel=spent_label, ylim=(0, 1), xlim=(0, None))
-    axes[0].set_ylabel("sessions that are won")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    axes[0].set_ylabel("share of sessions won")
+    handles, names = axes[0].get_legend_handles_labels()
+    one_of = dict(zip(names, handles, strict=True))
+    figure.legend(one_of.values(), one_of.keys(), loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=120)
 
 

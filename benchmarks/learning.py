@@ -131,7 +131,6 @@ def compared(runs: Runs, kind: Kind) -> dict[str, Any]:
     stock, own = runs[kind._replace(side="stock verl")], runs[kind]
     both = sorted(own.keys() & stock.keys())
     return {
-        "seeds": len(own),
         "last": median(map(last, own.values())),
         "mean": fmean(map(last, own.values())),
         "steps": median(sum(each["steps"]) for each in own.values()),
@@ -147,6 +146,18 @@ def cases_behind(runs: Runs, side: str) -> int:
         for kind in own_kinds
     ]
     return sum(each["p"] < 0.05 and each["mean"] < stock["mean"] for each, stock in found)
+
+
+def pairs_level(runs: Runs, side: str, rate: float) -> str:
+    """In how many pairs of seeds a side at a rate ends no lower than stock verl at the configured
+    one: ``3 of 4``."""
+    pairs = [
+        (last(found), last(runs[kind._replace(side="stock verl", rate=1.0)][seed]))
+        for kind in kinds()
+        if (kind.side, kind.rate) == (side, rate)
+        for seed, found in runs[kind].items()
+    ]
+    return f"{sum(own >= stock for own, stock in pairs)} of {len(pairs)}"
 
 
 def beside_whole_jobs(runs: Runs) -> float:

@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(collections|numpy|omegaconf|pathlib|pydantic|tensordict|torch|transfer_queue|typing|verl)\..*",
     ),
-    ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.roles\.).*"),
+    ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.field_kinds\.).*"),
     ("py:meth", r"_\w+"),
     ("py:class", "Packer|Sharing|OptimizerSteps|NoneType"),
     ("py:class", "AllowInfNan|FieldInfo|Strict|Ge|Lt|PydanticUndefined"),  # in annotations

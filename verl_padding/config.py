@@ -36,19 +36,19 @@ class PaddingConfig:
     data.train_batch_size / ppo_mini_batch_size. ``by_rows``: one per ppo_mini_batch_size x
     rollout.n rows, about as in verl; with ``prompt`` at most one per prompt."""
     denominator: Denominator = "rows"
-    """What the seq-mean loss modes divide by. ``rows``: the number of rows of the mini-batch that
-    have a token with a loss. ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
+    """What the seq-mean loss modes divide by. ``rows``: the mini-batch's rows with a trained token.
+    ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
     weighting: Literal["row", "session"] = "row"
-    """What has equal weight in a loss. ``row``: each row, in token modes each token, as in verl.
-    ``session``: each session, as if it were one row. A row's field ``loss_weight`` multiplies its
+    """What is weighted equally in a loss. ``row``: rows (in token modes, tokens), as in verl.
+    ``session``: sessions, as if each were one row. A row's field ``loss_weight`` multiplies its
     weight."""
     advantages: Literal["row", "session"] = "row"
     """What counts as a sample for estimators. ``row``: each row, as in verl (with GRPO, each
     session). ``session``: each session, its rows one trajectory, with the reward on its last
     trained token."""
     repeated_tokens: Literal["train", "once"] = "train"
-    """Which rows train a sampled token that several rows of a session have after the same prefix.
-    ``train``: each of them, as in verl. ``once``: the first."""
+    """How often a sampled token is trained that several rows of a session have after the same
+    prefix. ``train``: once per row, as in verl. ``once``: only in the first row."""
     baseline: Literal["prompt", "role"] = "prompt"
     """What an estimator compares a sample with. ``prompt``: the other samples of its prompt, as in
     verl. ``role``: those of the same role, which the agent loop puts into each row's
@@ -61,11 +61,10 @@ class PaddingConfig:
     job's engines do not round up. Lengths that they would round up are refused."""
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing.
-    ``minimal``: the smallest image. ``auto``: what the model's type needs so that the tower runs on
-    every rank. ``minimal`` and ``auto`` refuse unknown model types. Used only for models with a
-    vision tower."""
+    ``minimal``: the smallest image. ``auto``: what the model's type needs; like ``minimal``, it
+    refuses unknown types."""
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
-    """Kinds of your own fields, where neither verl nor their shapes make them clear: name -> kind,
+    """Kinds of your own fields, if neither verl nor their shapes determine them: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
     cost_model: str = "attention"
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
@@ -73,29 +72,27 @@ class PaddingConfig:
     packer: Packer | Literal["auto"] = "verl"
     """What cuts micro-batches by tokens, with dynamic batch sizes. ``verl``: verl's packer, in each
     worker separately. ``plan``: the plan, so that micro-batches cost about the same on all ranks.
-    ``auto``: the plan where the job allows it."""
+    ``auto``: the plan if the job allows it."""
     sharing: Sharing | Literal["auto"] = "off"
     """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
-    model whose layers do not allow branches, a row shares all of its tokens or none. ``on`` needs
-    ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on where the job allows it."""
+    model in which rows that diverge cannot share, a row shares all of its tokens or none. ``on``
+    needs ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on if the job allows
+    it."""
     zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
-    0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A
-    loss in which such rows have a gradient is refused. ``auto``: ``skip`` where the loss allows
-    it."""
+    0. ``compute``: computes them, as verl does. ``skip``: does not compute them; steps,
+    denominators and gradients stay the same. A loss in which such rows have a gradient is refused.
+    ``auto``: ``skip`` if the loss allows it."""
     recompute_old_log_probs: bool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
-    step. Refused where something else reads them. ``auto``: no pass where nothing else does."""
+    step. Refused if something else reads them. ``auto``: no pass if nothing else does."""
     timing: bool = False
-    """Whether workers time each micro-batch. A file per step lists the times with their rows, in
-    the folder ``steps`` beside
-    ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir`` (``verl-padding report``
-    draws them)."""
+    """Whether a file per step has the time of each micro-batch on each rank, which
+    ``verl-padding report`` draws."""
     record: bool = False
-    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and
-    staleness, where each worker call computes it, and what it shares with which row, but not its
-    text (``verl-padding plan`` reads it)."""
+    """Whether a file per step has a line for each row, but not its text.
+    ``verl-padding plan`` reads it."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in; do not set it."""
 
@@ -181,7 +178,8 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
 
 
 def _warn_of_old(setting: str, new: str) -> None:
-    logger.warning("verl_padding: padding.%s is of 0.3 and goes with 0.5. Set %s.", setting, new)
+    what = f"padding.{setting} is deprecated since 0.4 and will be removed in 0.5"
+    logger.warning("verl_padding: %s. Set %s.", what, new)
 
 
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The recipe on a CPU: two FSDP2 ranks, a tiny random model, about ten minutes. Leave out +padding=fast for stock verl:
+# The recipe on a CPU: two FSDP2 ranks, a tiny random model, five to ten minutes. Leave out +padding=fast for stock verl:
 #   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.seed=3
 #   SEED=1 bash run_tiny_cpu.sh              another model, other data, other draws
 #   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy

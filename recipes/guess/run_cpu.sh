@@ -4,7 +4,7 @@
 #   SEED=1 OUT=outputs/seed1 bash run_cpu.sh      other data, other draws, and another tiny model
 #   MODEL=outputs/smollm2 bash run_cpu.sh         a model's folder: here of python smollm2.py outputs/smollm2
 #   PADDING= OUT=outputs/stock bash run_cpu.sh    stock verl
-# A run that was stopped goes on from its last checkpoint when the same command is run again.
+# A run that was stopped resumes from its last checkpoint when the same command is run again.
 set -euo pipefail
 
 recipe=$(cd "$(dirname "${BASH_SOURCE[0]:-.}")" && pwd)

@@ -73,7 +73,7 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[
-        int, typer.Option(min=1, help="Training steps. The agent learns the task in about 50.")
+        int, typer.Option(min=1, help="Training steps. The reward is about 0.95 after 50.")
     ] = 50,
     out: Annotated[Path, typer.Option(help="Output folder, new or empty.")] = Path("demo_out"),
     seed: Annotated[
@@ -83,7 +83,7 @@ def demo(
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
     FSDP2 ranks.
 
-    It writes the page of the run, OUT/report.html. The exit code is the job's, or 1 if it was
+    It writes a report, OUT/report.html. The exit code is the job's, or 1 if it was
     refused.
     """
     from verl_padding.cli.demo import run_demo
@@ -129,19 +129,19 @@ def report(
         list[Path],
         typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script."),
     ],
-    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="File of the report.")] = Path("report.html"),
     steps: Annotated[
         list[int] | None,
         typer.Option(help="A recorded step to show; repeat it for several. Default: all."),
     ] = None,
 ) -> None:
-    """Writes one or more runs as a page: curves side by side, timelines of steps, rows and their
-    texts. The page needs no network."""
+    """Writes a report of one or more runs: curves side by side, timelines of steps, rows and their
+    texts. It opens in a browser, without a network."""
     from verl_padding.cli.report import write_report
 
     for note in write_report(runs, out, steps=steps):
         typer.echo(note, err=True)
-    typer.echo(f"The page is {out}.")
+    typer.echo(f"The report is {out}.")
 
 
 @app.command()
@@ -149,7 +149,7 @@ def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder, new or empty.")],
     family: Annotated[
         TinyModelKind,
-        typer.Option(help="qwen3_vl sees images (extra: vision)."),
+        typer.Option(help="Architecture; qwen3_vl reads images and needs the extra vision."),
     ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
@@ -170,7 +170,7 @@ def dry_run(
         typer.Option(help="A reply, besides random text and tool calls; repeatable."),
     ] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Maximum seconds of the step, after the job has started.")
+        int, typer.Option(min=1, help="Timeout of the step, in seconds after the job has started.")
     ] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

@@ -80,7 +80,7 @@ def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
         ended = f"The job ended with code {code}; its output is in {out / LOG}."
         console.print(ended, style="red", markup=False)
         return code
-    for line in (*write_report([out], out / PAGE), f"The page of the run is {out / PAGE}."):
+    for line in (*write_report([out], out / PAGE), f"The report is {out / PAGE}."):
         console.print(line, markup=False)
     return 0
 

@@ -125,7 +125,7 @@ class PlannedUpdate(PaddedBatch):
         if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
             session = " and ".join(f"padding.{name}=session" for name in by_row)
             self._log(
-                "sessions have several rows, and each row counts as a sample. Where the rows of a "
+                "sessions have several rows, and each row counts as a sample. If the rows of a "
                 f"session are one rollout with one reward, set {session} (docs/sessions.md).",
                 "rows of sessions",
             )

@@ -59,7 +59,7 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         if engine.padded_to != "row" and is_cut_by_verl:
             refuse(
                 f"{engine.model_section}.use_remove_padding=False",
-                "verl's packer does not count what pads rows to the longest of a micro-batch",
+                "verl's packer does not count the padding to the longest row of a micro-batch",
                 "Set it to True, or padding.packer=plan.",
             )
 
@@ -148,7 +148,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
                 unpack = f", or set {engine.model_section}.use_remove_padding=False."
                 refuse(
                     named,
-                    f"{key}={text[key]} has tokens attend by all that is packed with them",
+                    f"{key}={text[key]} makes attention depend on everything packed with the row",
                     "Choose another model" + (unpack if key == CHUNK else "."),
                 )
         _check_linear_attention(engine, model, named)
@@ -180,7 +180,7 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
                 fix = " and ".join(f"{section}.{each}" for each in own)
                 refuse(
                     f"{section}.{name}={value}",
-                    f"verl's {engine.strategy} engine makes no adapter from it",
+                    f"verl's {engine.strategy} engine ignores it",
                     f"Set {fix}." if fix else "Leave it out.",
                 )
     merges = OmegaConf.select(config, LORA_MERGE)

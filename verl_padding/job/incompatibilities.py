@@ -31,7 +31,7 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
     """What zero-advantage rows would add to an actor's update."""
     actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
-    why = "its gradient is not known to be 0 where the advantage is"
+    why = "its gradient may not be 0 for an advantage of 0"
     yield from _unless_one_of(config, LOSS_MODE, losses, why)
     for_all = (
         f"{CORRECTION}.rollout_is_batch_normalize",
@@ -40,7 +40,7 @@ def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibi
         f"{actor}.calculate_entropy",
         "distillation.enabled",
     )
-    yield from _if_set(config, for_all, "rows without an advantage count in it")
+    yield from _if_set(config, for_all, "zero-advantage rows count in it")
 
 
 def old_log_prob_incompatibilities(

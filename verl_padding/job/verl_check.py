@@ -58,5 +58,5 @@ def untried_verl() -> str:
     """What is to be said of a release of verl that was not tried; empty of one that was."""
     if (version := installed_verl().version) in TRIED:
         return ""
-    tried = f"verl=={version} was not tried (tried: {', '.join(TRIED)})"
-    return f"{tried}. Compare the first steps with those under a tried release."
+    tested = f"verl=={version} was not tested (tested: {', '.join(TRIED)})"
+    return f"{tested}. Compare the first steps with those under a tested release."

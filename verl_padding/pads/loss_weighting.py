@@ -75,7 +75,7 @@ def loss_factors(
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row "
-                f"of mini-batch {number} of {ACTOR!r} that has a token with a loss "
+                f"of mini-batch {number} of {ACTOR!r} that has a trained token "
                 f"({plural(len(with_loss), 'row')}) weighs more. Leave such rows out."
             )
         factor_R[rows] = _factors(

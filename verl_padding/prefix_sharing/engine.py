@@ -248,8 +248,8 @@ def _check_all_layers_attended(model: Any, trie: PrefixTrie) -> None:
     if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
             f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "
-            "layers have followed the paths of rows that branch "
+            "layers have followed the paths of rows that diverge "
             f"(model_type={config.model_type}, "
-            f"attn_implementation={config._attn_implementation}): the others mix branches. Set "
+            f"attn_implementation={config._attn_implementation}): the others mix rows. Set "
             "padding.sharing=off."
         )

@@ -47,7 +47,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 BRANCH_LIMIT = "branch_limit"
 """What the probe answers for each rank: why rows that branch share nothing in one of its models, or
 an empty text."""
-MIXES = "outputs of rows that branch are not those of the rows alone"
+MIXES = "outputs of rows that diverge are not those of the rows alone"
 
 
 def check_cross_contamination(axes: Sequence[int], *, shares: bool) -> Callable[[Any], Any]:
@@ -121,9 +121,9 @@ def _probe(
     if not leak <= min(rounding, leak_limit):  # nor where it is no number
         section = CRITIC_MODEL if role == "critic" else ACTOR_MODEL
         raise PaddingConfigError(
-            f"{section}.use_remove_padding=True: packed rows see each other in the {role} ({model}:"
-            f" other neighbours change a row's outputs by {leak:.2g}, its own first token by "
-            f"{own:.2g}). Set it to False, or choose another model or attention."
+            f"{section}.use_remove_padding=True: packed rows see each other in the {role} model "
+            f"({model}: other neighbours change a row's outputs by {leak:.2g}, its own first token "
+            f"by {own:.2g}). Set it to False, or choose another model or attention."
         )
     if not shares:
         return ""
@@ -131,7 +131,7 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role}, a longer row that begins with a row has other outputs (by "
+            f"in the {role} model, a row has other outputs in a longer row that begins with it (by "
             f"{beginning:.2g}; its first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")

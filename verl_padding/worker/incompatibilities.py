@@ -63,7 +63,7 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
     }
     for saving, admitted in admitting.items():
         if saving in savings and mode not in admitted:
-            why = "it may depend on the rows or log-probs that are left out"
+            why = "it may depend on the rows or log-probs that are skipped"
             fix = f"Use one of verl's: {', '.join(admitted)}."
             yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 

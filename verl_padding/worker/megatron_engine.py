@@ -35,7 +35,7 @@ from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
-DOES_NOT = "Megatron's attention does not follow branches with"
+DOES_NOT = "rows that diverge cannot share on Megatron with"
 BRANCH_WITH: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
     "mrope_section": (None,),
@@ -95,7 +95,7 @@ class MegatronSharingEngine(VerlEngine):
         if self._mixes_branches:
             raise BranchesMixedError(
                 f"padding.sharing='on': layers of {self.stock.__name__} have mixed rows that "
-                "branch. Set padding.sharing=off."
+                "diverge. Set padding.sharing=off."
             )
         return answer
 

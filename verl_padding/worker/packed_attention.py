@@ -58,8 +58,8 @@ def pack_rows(engine: Any) -> None:
         engine.keep_rows_apart()
     elif model.config.get_text_config()._attn_implementation == "sdpa":
         raise PaddingConfigError(
-            f"ulysses_sequence_parallel_size={ranks}: {type(model).__name__} has no attention "
-            "around which verl exchanges tokens. Install flash-attn, or set it to 1."
+            f"ulysses_sequence_parallel_size={ranks}: {type(model).__name__} has attention in "
+            "which verl exchanges no tokens. Install flash-attn, or set it to 1."
         )
     elif any(linear_layers(model)):
         engine.branch_limit = "Ulysses ranks exchange states of linear attention between rows"

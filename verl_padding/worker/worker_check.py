@@ -77,7 +77,7 @@ def check_megatron(role: str, training_worker: Any) -> None:
         counts["mtp_num_layers"] = trains_mtp and config.mtp_num_layers
     for name in filter(counts.get, counts):
         raise PaddingConfigError(
-            f"override_transformer_config.{name}={getattr(config, name)}: in Megatron's {role}, it "
+            f"override_transformer_config.{name}={getattr(config, name)}: in the {role} model, it "
             "counts the tokens of pads. Turn it off (a rate is 0, mtp.enable_train=False)."
         )
 

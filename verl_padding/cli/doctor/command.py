@@ -32,9 +32,9 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     if wrong := sum(each.verdict == "wrong" for each in findings):
         console.print(f"{wrong} wrong.", style="red")
     elif arguments is None:
-        console.print("Nothing wrong was found. Give a job's overrides to check it too.")
+        console.print("No problems found. Pass a job's overrides to check the job, too.")
     else:
-        found = "Nothing wrong was found"
+        found = "No problems found"
         if warnings := sum(each.verdict == "warning" for each in findings):
             what = "the job can start, but may not do what is meant"
             found = f"{plural(warnings, 'warning')}: {what}"

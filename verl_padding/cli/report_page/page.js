@@ -146,7 +146,7 @@ function showPrompts() {
     const details = element("details"), summary = details.appendChild(element("summary"));
     details.dataset.prompt = prompt;
     const shared = Math.round((100 * sum(of("shared_tokens", rows))) / tokens);
-    const figures = [count(sessions, "session"), count(rows.length, "row"), count(tokens, "token"), `${shared} % alike`];
+    const figures = [count(sessions, "session"), count(rows.length, "row"), count(tokens, "token"), `${shared} % shared`];
     if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(zeros, "zero-advantage row"));
     summary.append(element("code", "", prompt), element("span", "figures", figures.join(", ")));
     details.addEventListener("toggle", () => fill(details, rows));
@@ -214,7 +214,7 @@ function toggleTexts(line, row) {
   const other = step.shares_with[row] ?? null, texts = step.texts[row];
   if (other !== null) {
     const shared = count(step.columns.shared_tokens[row], "token");
-    cell.append(element("p", "", `Its first ${shared} are also those of ${step.keys[other]}.`));
+    cell.append(element("p", "", `Its first ${shared} are shared with ${step.keys[other]}.`));
   }
   if (texts && "branch_at" in texts) {
     const sides = element("div", "sides");
