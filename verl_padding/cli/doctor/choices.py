@@ -4,18 +4,16 @@ import inspect
 import os
 import re
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
-from verl_padding.cli.doctor.keys import leaves, verls_code
+from verl_padding.cli.doctor.keys import verls_code
 from verl_padding.errors import meant
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PARSER = f"{ROLLOUT}.multi_turn.format"
-NUMBER = re.compile(r"\d+")
 
 
 def import_external_lib(config: DictConfig, section: str) -> Iterator[Finding]:
@@ -78,27 +76,3 @@ def unknown_choices(config: DictConfig) -> Iterator[Finding]:
             if name is not None and name not in names:
                 why = f"{name}: neither verl nor the job registers it"
                 yield say(setting, f"{why}. {meant(str(name), names)}")
-
-
-def misspelt_choices(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Texts that are nearly, but not quite, one with which verl's code compares a setting of that
-    name, or verl's own value: most comparisons have no last branch that raises."""
-    own, known = leaves(verls), choices(config)
-    for key, value in leaves(config).items():
-        setting = key.rstrip(".0123456789")  # of an item of a list
-        name = setting.rpartition(".")[2]
-        if key not in own or setting in known or not isinstance(value, str) or value == own[key]:
-            continue
-        if not (compared := _compared(name)):
-            continue
-        names = compared | {str(own[key])}
-        close = get_close_matches(value, names, n=1, cutoff=0.8)
-        # float16 is nearly float32, and no slip.
-        if value not in names and close and NUMBER.findall(value) == NUMBER.findall(close[0]):
-            yield warning(key, f"{value}: verl compares it with {close[0]}. Did you mean that?")
-
-
-def _compared(name: str) -> set[str]:
-    texts = r"(?:[=!]=|in|not in) ([\[({][^\])}]*|[\"'][\w-]*[\"'])"
-    found = re.findall(rf"\b{re.escape(name)}\b[\"')\]]* {texts}", verls_code())
-    return set(re.findall(r"[\"']([\w-]+)[\"']", " ".join(found)))

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.cli.doctor.choices import (
-    import_external_lib,
-    misspelt_choices,
-    unknown_choices,
-)
+from verl_padding.cli.doctor.choices import import_external_lib, unknown_choices
 from verl_padding.cli.doctor.data import data_findings
 from verl_padding.cli.doctor.files import EXTERNAL_LIB, files_and_modules
 from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warning, wrong
@@ -85,7 +81,6 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     for model in models:
         yield from import_external_lib(config, model)
     yield from unknown_choices(config)
-    yield from misspelt_choices(config, verls)
     yield from _sizes(config)
     yield from _one_session(config)
     tokenizers = []

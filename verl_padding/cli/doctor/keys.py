@@ -18,9 +18,10 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.config import PaddingConfig
-from verl_padding.job.composition import TARGET, settings_of
+from verl_padding.job.composition import settings_of
 from verl_padding.job.misspelt_flag import FLAG, meant_by
 
+TARGET = "_target_"
 TOOLS = "actor_rollout_ref.rollout.multi_turn"
 """A section whose tools verl loads whether it is enabled or not."""
 SETTINGS = PaddingConfig.__dataclass_fields__
