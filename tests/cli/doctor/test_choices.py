@@ -16,7 +16,6 @@ from tests.support.doctored_job import LOOP, LOOPS, TURNS, A, mistakes
     ({"trainer.resume_mode": "resum"}, "resume_path"),
     ({"trainer.logger": ["consol"]}, "console"),
     ({"data.truncation": "errr"}, "error"),
-    ({f"{TURNS}.tool_response_truncate_side": "midle"}, "middle"),
     ({"algorithm.adv_estimator": "gae", "critic.model.external_lib": "no_code"}, "no_code"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
