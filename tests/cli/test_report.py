@@ -199,10 +199,10 @@ def test_a_browser_shows_a_row_its_trie_and_its_texts_without_an_error(run, tmp_
     assert "<title>my &lt;run&gt;: verl_padding</title>" in opened.dom
     assert '<h2 id="title">Step 1' in opened.dom
     body = opened.prompts
-    assert "2 sessions, 3 rows, 47 tokens, 40 % alike, reward 0.625, 1 zero-advantage row" in body
+    assert "2 sessions, 3 rows, 47 tokens, 40 % shared, reward 0.625, 1 zero-advantage row" in body
     # In the order of the trie: the longest, its beginning, and the row that branches off that.
     assert re.findall(r'data-row="(\d)"', body) == ["1", "0", "2"]
-    assert "Its first 7 tokens are also those of a_0_0." in body
+    assert "first 7 tokens" in body
     assert "for 5 characters" in body
     assert "uno" in body
     assert "one &lt;/script&gt;&lt;script&gt;document.title" in body

@@ -9,6 +9,7 @@ import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
 from verl_padding.driver.receipts import Receipts
 from verl_padding.driver.training_steps import TrainingSteps
+from verl_padding.job.calls import CALLS
 
 
 class _NothingExpected(Receipts):
@@ -44,9 +45,9 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
-    trainer.actor_rollout_wg = SimpleNamespace(
+    trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = SimpleNamespace(
         execute_with_func_generator=lambda function: DataProto(),
-        _dispatch_info={"actor": list(range(dp_size))},
+        _dispatch_info={call.mesh: list(range(dp_size)) for call in CALLS},
     )
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
