@@ -7,10 +7,11 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.pads.upsampling import MULTI_MODAL_INPUTS
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.prefix_tries import common_prefix_length
 
-TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
+INPUT_IDS = "input_ids"
 ROUTES = ("routed_experts",)
 RECORDED = (*ROUTES, "teacher_ids", "teacher_logprobs")
 """Fields that may differ between rows with the same tokens. They are large, as images are."""
@@ -24,7 +25,7 @@ class RowInputs:
     :data:`PER_TOKEN`."""
 
     def __init__(self, data: TensorDict):
-        self.ids_R: list[Int64s] = [row.to(torch.int64).numpy() for row in data[TOKENS].unbind()]
+        self.ids_R: list[Int64s] = [row.to(torch.int64).numpy() for row in data[INPUT_IDS].unbind()]
         """The tokens of each row."""
         # (tokens, ..); position ids are (.., tokens)
         self._fields_RT = {
@@ -43,7 +44,7 @@ class RowInputs:
         )
         """Of each row; None where one holds for all."""
         self.images_R: list[Mapping[str, Any]] = [
-            each or {} for each in tu.get(data, IMAGES) or [{}] * len(self.ids_R)
+            each or {} for each in tu.get(data, MULTI_MODAL_INPUTS) or [{}] * len(self.ids_R)
         ]
         """Images and sounds of each row, as its processor made them; empty for a row of text."""
 

@@ -32,7 +32,7 @@ from verl_padding.prefix_sharing.engine import (
 )
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
 from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
-from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
 DOES_NOT = "rows that diverge cannot share on Megatron with"
@@ -120,7 +120,7 @@ class MegatronSharingEngine(VerlEngine):
         outputs: dict[str, Any] = super().prepare_model_outputs(output, data)
         if (trie := trie_of(data)) is None:
             return outputs
-        return expand_outputs(self, outputs, trie, data[TOKENS].offsets())
+        return expand_outputs(self, outputs, trie, data[INPUT_IDS].offsets())
 
 
 def language_model(model: nn.Module) -> Any:

@@ -21,7 +21,7 @@ from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import MINI_BATCH, planned_call
 from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine, VerlEngine
-from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
 from verl_padding.worker.log_probs import use_chunks
