@@ -14,10 +14,6 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_incompatibilities
-from verl_padding.job.incompatibilities import (
-    old_log_prob_incompatibilities,
-    zero_advantage_incompatibilities,
-)
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.job.model_config import (
@@ -33,6 +29,10 @@ from verl_padding.job.role_engine import (
     RoleEngine,
     has_reference,
     role_engines,
+)
+from verl_padding.job.saving_rules import (
+    old_log_prob_incompatibilities,
+    zero_advantage_incompatibilities,
 )
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
 from verl_padding.pads.vision_families import image_maker

@@ -156,7 +156,7 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.single_controller.ray.base", keep_rendezvous_port_free),
     ("verl.utils.distributed", use_one_gloo_backend),
     ("verl.utils.fsdp_utils", copy_on_sharded_save),
-    ("verl.utils.torch_functional", "verl_padding.worker.log_probs:use_chunks"),
+    ("verl.utils.torch_functional", "verl_padding.worker.log_probs:use_chunked_cross_entropy"),
     ("verl.workers.engine.fsdp.transformer_impl", register_engines),
     ("verl.workers.rollout.base", register_adapter),
     ("verl.workers.rollout.replica", register_replicas),

@@ -1,8 +1,6 @@
 """The paths of a trie in Megatron's packed buffer, in which each segment is filled up to a multiple
 of tokens, and whose context parallel ranks have two chunks of each segment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -199,7 +199,7 @@ def with_trie(gpt: Any, trie: PrefixTrie, _: Any, args: Any, given: dict[str, An
     ends = packed.cu_seqlens_q_padded
     ranks = parallel_state.get_context_parallel_world_size()
     rank = parallel_state.get_context_parallel_rank()
-    paths: PackedPaths = trie.once(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
+    paths: PackedPaths = trie.cached(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
     if given.get("rotary_pos_emb") is not None:
         given["rotary_pos_emb"] = rotary_frequencies(gpt, paths, ranks, rank)
     tokens = len(paths.positions) * ranks

@@ -75,7 +75,7 @@ def check_megatron(role: str, training_worker: Any) -> None:
         counts["moe_router_bias_update_rate"] = config.moe_router_enable_expert_bias and rate
         trains_mtp = training_worker.model_config.mtp.enable_train
         counts["mtp_num_layers"] = trains_mtp and config.mtp_num_layers
-    for name in filter(counts.get, counts):
+    if name := next(filter(counts.get, counts), None):
         raise PaddingConfigError(
             f"override_transformer_config.{name}={getattr(config, name)}: in the {role} model, it "
             "counts the tokens of pads. Turn it off (a rate is 0, mtp.enable_train=False)."
