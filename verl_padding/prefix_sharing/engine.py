@@ -149,10 +149,9 @@ def expand_outputs(
     engine: Any, outputs: dict[str, Any], trie: PrefixTrie, offsets: torch.Tensor
 ) -> dict[str, Any]:
     """The outputs of a trie's segments as those of its rows, which begin at ``offsets``."""
-    expanded: dict[str, Any] = {}
+    expanded = dict(outputs)
     for name, output in outputs.items():
         if output is None:
-            expanded[name] = None
             continue
         is_nested = isinstance(output, torch.Tensor) and output.is_nested
         if not is_nested or output.offsets().diff().tolist() != trie.lengths_L:

@@ -39,10 +39,9 @@ class RowInputs:
         temperature = tu.get(data, "temperature")
         if isinstance(temperature, torch.Tensor):
             temperature = temperature.tolist()
-        self.temperature_R: Sequence[float] | None = (
-            temperature if isinstance(temperature, Sequence) else None
-        )
-        """Of each row; None where one holds for all."""
+        # Of each row, or one that holds for all.
+        is_per_row = isinstance(temperature, Sequence)
+        self._temperature_R = temperature if is_per_row else [temperature] * len(self.ids_R)
         self.images_R: list[Mapping[str, Any]] = [
             each or {} for each in tu.get(data, MULTI_MODAL_INPUTS) or [{}] * len(self.ids_R)
         ]
@@ -51,10 +50,7 @@ class RowInputs:
     def shared(self, longer: int, shorter: int) -> int:
         """How many of their first tokens two rows may have the same outputs for: 0, or all of one,
         with images."""
-        if (
-            self.temperature_R is not None
-            and self.temperature_R[shorter] != self.temperature_R[longer]
-        ):
+        if self._temperature_R[shorter] != self._temperature_R[longer]:
             return 0
         n_shorter, n_longer = len(self.ids_R[shorter]), len(self.ids_R[longer])
         length = common_prefix_length(self.ids_R[shorter], self.ids_R[longer])
