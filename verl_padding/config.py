@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from verl_padding.errors import PaddingConfigError, meant
+from verl_padding.errors import PaddingConfigError, suggestion
 from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
 from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
@@ -128,7 +128,7 @@ class PaddingConfig:
         for key in values:
             if key not in known:
                 raise PaddingConfigError(
-                    f"padding.{key}={values[key]!r}: unknown key. {meant(key, known)}"
+                    f"padding.{key}={values[key]!r}: unknown key. {suggestion(key, known)}"
                 )
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
@@ -167,7 +167,8 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
             parts["kind"] = parts.pop("role")
             _warn_of_old(f"fields.{name}.role", "kind")
         key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
-        for part, given in parts.items():
+        if parts:
+            part, given = parts.popitem()
             raise PaddingConfigError(
                 f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
             )
@@ -185,7 +186,7 @@ def _warn_of_old(setting: str, new: str) -> None:
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise PaddingConfigError(
-            f"padding.{key}={value!r}: not a choice. {meant(str(value), map(str, choices))}"
+            f"padding.{key}={value!r}: not a choice. {suggestion(str(value), map(str, choices))}"
         )
 
 

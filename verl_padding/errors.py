@@ -18,8 +18,8 @@ class PaddingDataError(PaddingError, ValueError):
     worker lost."""
 
 
-def meant(value: str, choices: Iterable[str]) -> str:
-    """The fix of a name that is none of the choices: those that are close to it, or else all."""
+def suggestion(value: str, choices: Iterable[str]) -> str:
+    """The fix of a name that is none of the choices: the closest one, or else all."""
     names = list(choices)
     if close := get_close_matches(value, names, n=1):
         return f"Did you mean {close[0]}?"

@@ -17,9 +17,9 @@ from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures
 from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.cross_contamination import check_cross_contamination
-from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.plan_packer import follow_plan
+from verl_padding.worker.worker_rules import INCOMPATIBILITIES
 
 KINDS = ("qwen3", "qwen2", "qwen3_5_text")
 DTYPES = ("fp32", "bf16")

@@ -22,7 +22,7 @@ from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
-from verl_padding.prefix_sharing.detection import continued_rows
+from verl_padding.prefix_sharing.detection import parent_rows
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
 GAMMA, LAM = 0.9, 0.8
@@ -44,10 +44,10 @@ def algorithm_of(estimator):
     return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
 
 
-def computed(estimator, fields, keys=KEYS, continued_R=None, prompts=5):
+def computed(estimator, fields, keys=KEYS, parent_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    places_R = trajectory_places(keys, prompt_R, responses, continued_R or [None] * len(keys))
+    places_R = trajectory_places(keys, prompt_R, responses, parent_R or [None] * len(keys))
     return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 
@@ -101,7 +101,7 @@ def continued(rows, *, said):
             told[place] = (
                 None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
             )
-    found = continued_rows(tries, keys, range(len(keys)), told, {})
+    found = parent_rows(tries, keys, range(len(keys)), told, {})
     return [found.get(row) for row in range(len(keys))]
 
 

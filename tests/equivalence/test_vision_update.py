@@ -105,7 +105,7 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     )
     batch = with_trained_fields(rows)
     prefixes = PrefixDetection(batch, may_have_images=True)
-    assert prefixes.continued_R == [None, 0, 1, None, 3, None, None, 6, 7]
+    assert prefixes.parent_R == [None, 0, 1, None, 3, None, None, 6, 7]
     template = template_for(config, batch)
     shared = {"packer": "plan", "sharing": "on", "pad_tokens": template.length}
     plan = plan_for(

@@ -18,7 +18,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 from verl_padding.prefix_sharing import detection
-from verl_padding.prefix_sharing.detection import PrefixDetection, continued_rows
+from verl_padding.prefix_sharing.detection import PrefixDetection, parent_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -29,7 +29,7 @@ def detect(rows, *, images=False, **fields):
 
 
 def continued(rows, **fields):
-    found = detect(rows, **fields).continued_R
+    found = detect(rows, **fields).parent_R
     tq.kv_clear(keys=list(rows), partition_id=PARTITION)
     return found
 
@@ -111,7 +111,7 @@ def test_a_row_continues_no_later_row_whatever_is_said(session):
     tries = PrefixTries.from_tokens(
         [np.array(ids) for ids in tokens], list(map(session_of_key, keys))
     )
-    found = continued_rows(tries, keys, range(len(keys)), declared, {})
+    found = parent_rows(tries, keys, range(len(keys)), declared, {})
     for row, key in enumerate(keys):
         begins = [
             other
@@ -136,7 +136,7 @@ def test_a_row_that_is_said_to_extend_a_later_one_is_trained(setting):
     rows = {"p0_0_0": ([5, 6], [7]), "p0_0_1": ([5], [6])}
     batch = put_grown_sessions(rows, extra_fields=[{"extends": 1}, {"extends": None}])
     trainer._balance_batch(batch, {})
-    assert trainer.steps.current.prefixes.continued_R == [None, None]
+    assert trainer.steps.current.prefixes.parent_R == [None, None]
     assert trainer.steps.current.prefixes.declaring == {"p0_0"}
     trainer.steps.current.close()
 
@@ -155,7 +155,7 @@ def test_routes_forbid_sharing_and_leave_what_happened_as_it_is():
     prefixes = detect(rows, routed_experts=routes)
     assert prefixes.by_tokens.has_shared_tokens
     assert not prefixes.by_outputs.has_shared_tokens
-    assert prefixes.continued_R == [None, 0]
+    assert prefixes.parent_R == [None, 0]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_rows_of_other_images_neither_share_nor_continue(values, continues):
     ]
     prefixes = detect(grown_sessions([2], prompts=1), images=True, multi_modal_inputs=images)
     assert prefixes.has_images
-    assert prefixes.continued_R == continues
+    assert prefixes.parent_R == continues
     assert prefixes.by_outputs.has_shared_tokens == (continues != [None, None])
 
 

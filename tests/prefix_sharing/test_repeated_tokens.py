@@ -36,7 +36,7 @@ def masks_trained_once(rows, *, said):
     prefixes = SimpleNamespace(
         by_samples=PrefixTries.from_tokens(ids_R, list(map(session_of_key, keys))),
         declaring=set(map(session_of_key, keys)) if said else set(),
-        continued_R=continued(rows, said=said),
+        parent_R=continued(rows, said=said),
     )
     for row, again in repeated_tokens(keys, masks, prefixes).items():
         masks[row] = masks[row] * ~again

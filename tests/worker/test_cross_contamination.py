@@ -16,7 +16,7 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
-from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
+from verl_padding.worker.worker_rules import INCOMPATIBILITIES
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES |= {
@@ -146,7 +146,7 @@ HYBRIDS = {"qwen3_next": LEAKING["qwen3_next"], "qwen3_5_text": QWEN3_5}
 def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
     for shares in (False, True):
         of = training_worker(family, dtype, shares=True, **HYBRIDS[family])
-        packed_attention.pack_rows(of.engine)
+        packed_attention.patch_attention_of(of.engine)
         assert probe(of, shares=shares)
 
 

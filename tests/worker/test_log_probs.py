@@ -10,7 +10,7 @@ from verl.utils import torch_functional
 from verl.workers.config import DistillationLossConfig
 
 from verl_padding.worker import log_probs
-from verl_padding.worker.log_probs import cross_entropy_loss, use_chunks
+from verl_padding.worker.log_probs import cross_entropy_loss, use_chunked_cross_entropy
 from verl_padding.worker.varlen_attention import HALF
 
 DTYPES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -85,7 +85,7 @@ def test_verl_takes_them_where_it_has_no_kernel(kernel):
     module = stock_functions()
     if kernel is not None:
         setattr(module, f"{kernel}_CROSS_ENTROPY_LOSS_AVAILABLE", True)
-    use_chunks(module)
+    use_chunked_cross_entropy(module)
     assert hasattr(module, "cross_entropy_loss") == (kernel is None)
 
 

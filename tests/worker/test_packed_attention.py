@@ -26,7 +26,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.packed_attention import (
-    pack_rows,
+    patch_attention_of,
     positions_unless_masked,
     use_packed_attention,
 )
@@ -123,7 +123,7 @@ def test_tokens_of_an_image_see_each_other():
         model.model.layers[0].self_attn,
         [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)],
     )
-    packed_attention.register()
+    packed_attention.register_packed_attention()
     both = [
         ALL_ATTENTION_FUNCTIONS[name](layer, *states, found, sliding_window=None)[0]
         for name in (PACKED, "sdpa")
@@ -146,10 +146,12 @@ def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
-    pack_rows(engine_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2))
-    pack_rows(engine_of(sdpa(KEPT["a soft cap"])))
+    patch_attention_of(
+        engine_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2)
+    )
+    patch_attention_of(engine_of(sdpa(KEPT["a soft cap"])))
     with pytest.raises(PaddingConfigError, match="ulysses_sequence_parallel_size=2"):
-        pack_rows(engine_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
+        patch_attention_of(engine_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
 
 
 def packed_and_alone(model):

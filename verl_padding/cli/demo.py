@@ -11,7 +11,7 @@ from rich.console import Console
 from verl_padding.cli.curves import ACTOR_STEPS
 from verl_padding.cli.report import write_report
 from verl_padding.errors import PaddingDataError
-from verl_padding.job import metric_names
+from verl_padding.job.metric_names import GRAD_NORM, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.record.run_files import CONFIG, ROLLOUTS, ROW_REWARD, read_metrics
 
@@ -21,10 +21,10 @@ HYDRA = CONFIG.parts[0]
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
 COLUMNS = {
     "row reward": ROW_REWARD,
-    "rows": metric_names.REAL_ROWS_TOTAL,
-    "pads": metric_names.PAD_ROWS_TOTAL,
+    "rows": REAL_ROWS_TOTAL,
+    "pads": PAD_ROWS_TOTAL,
     "optimizer steps": ACTOR_STEPS,
-    "grad norm": metric_names.GRAD_NORM,
+    "grad norm": GRAD_NORM,
     "seconds": "timing_s/step",
 }
 """Heading -> metric in the line of a step."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
+from verl_padding.job.metric_names import GRAD_NORM, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import Place, RecordedStep, or_null
 from verl_padding.record.timings import MicroBatchTiming, timings_by_call
@@ -18,10 +19,10 @@ from verl_padding.version import __version__
 
 FIRST_CHARTS = (
     SESSION_REWARD,
-    "padding/real_rows/total",
-    "padding/pad_rows/total",
+    REAL_ROWS_TOTAL,
+    PAD_ROWS_TOTAL,
     ACTOR_STEPS,
-    "actor/grad_norm",
+    GRAD_NORM,
     "timing_s/step",
 )
 """Curves that the page shows at first; others can be chosen."""

@@ -1,6 +1,5 @@
 """The command ``verl-padding report``: runs as one page."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -10,7 +9,7 @@ from verl_padding.cli.curves import Curves, noted, read_curves
 from verl_padding.cli.page import ShownStep, cut_text, write_page
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.savings import saved_line
-from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
+from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
 
 KEPT, KEPT_BESIDE = 400, 160
@@ -44,7 +43,11 @@ def write_report(
             raise PaddingDataError(f"{folder}: {why}. {fix}.")
         notes += left_out
         recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
-        if line := saved_in_run(folder):
+        totals = {
+            name: sum(value for value in values.values() if value >= 0)  # NaN is not
+            for name, values in curves[run].items()
+        }
+        if line := saved_line(totals):
             saved.append(f"{folder}: {line}")
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
@@ -53,14 +56,6 @@ def write_report(
     title = " and ".join(folder.resolve().name for folder in folders)
     write_page(out, title=title, curves=curves, steps=shown, saved=saved, notes=notes)
     return [*saved, *notes]
-
-
-def saved_in_run(folder: Path) -> str:
-    """What the savings of the job of a folder have left out; empty if nothing."""
-    totals = Counter[str]()
-    for _, metrics in read_metrics(folder):
-        totals.update({name: value for name, value in metrics.items() if value >= 0})
-    return saved_line(totals)
 
 
 def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:

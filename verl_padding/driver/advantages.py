@@ -40,14 +40,14 @@ def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
-    continued_R: Sequence[int | None],
+    parent_R: Sequence[int | None],
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        continued_R: number of the earlier row of its session that each row continues; None for
+        parent_R: number of the earlier row of its session that each row continues; None for
             none.
     """
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
@@ -58,7 +58,7 @@ def trajectory_places(
         (
             (row, earlier, lengths[earlier])
             for row in by_length
-            if (earlier := continued_R[row]) is not None
+            if (earlier := parent_R[row]) is not None
         ),
     )
     # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
@@ -69,7 +69,7 @@ def trajectory_places(
         for row in rows:
             # The tokens of a row come after those that it begins with.
             chain = [row]
-            while (earlier := continued_R[chain[-1]]) is not None:
+            while (earlier := parent_R[chain[-1]]) is not None:
                 chain.append(earlier)
             for begins in reversed(chain):
                 tokens = token_R[begins][prompt_R[begins] :]
@@ -83,19 +83,19 @@ def trajectory_places(
 
 
 def compute_session_advantages(
-    batch: KVBatchMeta, algorithm: DictConfig, continued_R: Sequence[int | None]
+    batch: KVBatchMeta, algorithm: DictConfig, parent_R: Sequence[int | None]
 ) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's,
     which are of rows.
 
     Args:
-        continued_R: number of the row that each row continues; None for none.
+        parent_R: number of the row that each row continues; None for none.
     """
     rows = read_fields(batch.keys, batch.partition_id, READ)
     tokens_R = tokens_of_tags(batch.tags)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
-    places_R = trajectory_places(batch.keys, prompt_R, response_R, continued_R)
+    places_R = trajectory_places(batch.keys, prompt_R, response_R, parent_R)
     put_columns(batch, session_advantages(rows, batch.keys, places_R, algorithm))
 
 

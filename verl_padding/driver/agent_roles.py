@@ -41,13 +41,13 @@ def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
 
 
 def parts_by_role(
-    batch: KVBatchMeta, role_R: Sequence[str], continued_R: Sequence[int | None]
+    batch: KVBatchMeta, role_R: Sequence[str], parent_R: Sequence[int | None]
 ) -> Iterator[tuple[KVBatchMeta, list[int | None]]]:
     """The rows of each role, and which of them each continues.
 
     Args:
         role_R: role of each row of the batch.
-        continued_R: number of the row of the batch that each row continues. A row that goes on from
+        parent_R: number of the row of the batch that each row continues. A row that goes on from
             one of another role continues the nearest of its own before that.
     """
     for role in dict.fromkeys(role_R):
@@ -55,8 +55,8 @@ def parts_by_role(
         place_of = {row: place for place, row in enumerate(rows)}
         continued: list[int | None] = []
         for row in rows:
-            earlier = continued_R[row]
+            earlier = parent_R[row]
             while earlier is not None and earlier not in place_of:
-                earlier = continued_R[earlier]
+                earlier = parent_R[earlier]
             continued.append(None if earlier is None else place_of[earlier])
         yield select_rows(batch, rows), continued

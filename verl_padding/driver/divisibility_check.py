@@ -12,7 +12,7 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_padding.job.vendor import check_workers_get_it
+from verl_padding.job.vendor import check_vendor_reaches_workers
 
 
 def disable_divisibility_check(module: ModuleType) -> None:
@@ -22,7 +22,7 @@ def disable_divisibility_check(module: ModuleType) -> None:
     def wrapped(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
         if config.get("padding") is not None:
-            check_workers_get_it(config)
+            check_vendor_reaches_workers(config)
             config = deepcopy(config)
             rows_per_gpu = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
             # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks

@@ -13,7 +13,7 @@ from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.model_config import config_path, folder_here
 from verl_padding.job.modes import SEPARATE_ASYNC, check_mode
-from verl_padding.job.vendor import check_workers_get_it
+from verl_padding.job.vendor import check_vendor_reaches_workers
 from verl_padding.job.verl_check import check_verl
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.job.verl_losses import check_names
@@ -32,7 +32,7 @@ def check_job(config: DictConfig) -> VerlJob:
     if config.get("padding") is None:  # of a trainer of one's own
         refuse("padding=None", "a padded trainer needs this section", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
-    check_workers_get_it(config)
+    check_vendor_reaches_workers(config)
     why = "padded trainers extend verl's v1 trainers alone"
     if (async_training := config.get("async_training")) is not None:
         refuse(f"async_training={async_training}", why, "Leave it out.")

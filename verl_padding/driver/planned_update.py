@@ -114,7 +114,7 @@ class PlannedUpdate(PaddedBatch):
             )
         # Refuses rows of which an agent loop has not said what their advantages need.
         if job.padding.advantages == "session":
-            _ = self.prefixes.continued_R
+            _ = self.prefixes.parent_R
         if job.padding.baseline == "role":
             _ = self.role_R
 

@@ -63,18 +63,18 @@ def compute_advantages(
             computed = by_verl(select_rows(batch, trained), metrics)
         batch = rows_like(computed, batch.keys, batch.tags)
     put_results_of_untrained(batch, trained)
-    continued_R: list[int | None] = [None] * len(batch)
+    parent_R: list[int | None] = [None] * len(batch)
     if by_session:
         # A trainer of one's own may have made another batch of its rows.
         if update is None or update.batch.keys != batch.keys:
             prefixes = PrefixDetection(batch, may_have_images=job.has_images)
         else:
             prefixes = update.prefixes
-        continued_R = prefixes.continued_R
-    parts = [(batch, continued_R)]
+        parent_R = prefixes.parent_R
+    parts = [(batch, parent_R)]
     if by_role:
         role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
-        parts = list(parts_by_role(batch, role_R, continued_R))
+        parts = list(parts_by_role(batch, role_R, parent_R))
     trained_keys = {batch.keys[row] for row in trained}
     for part, continued in parts:
         if by_session:

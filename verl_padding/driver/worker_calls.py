@@ -21,7 +21,6 @@ from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
 from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
-from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
 from verl_padding.worker.micro_batch_clock import TIMINGS, read_in_worker
 from verl_padding.worker.work_done import (
     SCHEDULER_STEPS,
@@ -32,6 +31,7 @@ from verl_padding.worker.work_done import (
     start_call,
 )
 from verl_padding.worker.worker_check import check_in_worker
+from verl_padding.worker.worker_rules import INCOMPATIBILITIES, find_incompatibilities
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""

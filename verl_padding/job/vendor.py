@@ -1,18 +1,18 @@
-"""By what verl's registry finds the engines of padded jobs (``worker/padded_engine.py``)."""
+"""``VERL_ENGINE_VENDOR``, an environment variable of verl's: in the workers of a padded job, it has
+verl's registry give them the padded engines (``worker/padded_engine.py``)."""
 
 import os
 from typing import Any
 
 VARIABLE = "VERL_ENGINE_VENDOR"
-"""verl's environment variable: the vendor whose engines a process gets, in place of that of its
-device."""
+"""The vendor whose engines a process gets, in place of that of its device."""
 VENDOR = "verl_padding"
 """Its value in the workers of a padded job, by the config group."""
 FOR_WORKERS = f"ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}"
 """The setting by which verl hands it to them."""
 
 
-def check_workers_get_it(config: Any) -> None:
+def check_vendor_reaches_workers(config: Any) -> None:
     """Refuses a job whose workers would have verl's own engines: one with a ``padding`` section
     that is not the config group's. Where Ray runs, they are asked themselves
     (``worker/worker_check.py``)."""

@@ -14,10 +14,6 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_incompatibilities
-from verl_padding.job.incompatibilities import (
-    old_log_prob_incompatibilities,
-    zero_advantage_incompatibilities,
-)
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.job.model_config import (
@@ -30,9 +26,12 @@ from verl_padding.job.model_config import (
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     CRITIC_MODEL,
-    RoleEngine,
     has_reference,
     role_engines,
+)
+from verl_padding.job.saving_rules import (
+    old_log_prob_incompatibilities,
+    zero_advantage_incompatibilities,
 )
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
 from verl_padding.pads.vision_families import image_maker
@@ -143,14 +142,11 @@ class VerlJob:
             named = f"{section}.path={OmegaConf.select(self.config, section).path}"
             self.savings.block(SHARING, length_incompatibilities(named, model))
             # The actor's first, whose sizes its reference takes where it has none of its own.
-            check_model(named, model, self._engines_of(section)[::-1])
+            engines = reversed(self.engines.values())
+            check_model(named, model, [each for each in engines if each.model_section == section])
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
         self._with_states = {name for name in models if has_linear_attention(models[name])}
-
-    def _engines_of(self, section: str) -> list[RoleEngine]:
-        """The engines that compute a section's model."""
-        return [engine for engine in self.engines.values() if engine.model_section == section]
 
     def forbid_branches(self, why: str) -> None:
         """Has rows share nothing less than all of a row, where they share at all and have not been

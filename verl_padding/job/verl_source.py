@@ -41,8 +41,8 @@ class VerlSource:
             node = found[-1] if found else None
         if node is None:
             return None
-        says = ast.get_docstring(node) is not None
-        return "\n".join(map(ast.unparse, node.body[says:]))
+        body = node.body if ast.get_docstring(node) is None else node.body[1:]
+        return "\n".join(map(ast.unparse, body))
 
     def lacks(self, file: str, name: str, pieces: tuple[str, ...]) -> str:
         """What a definition does not have of some pieces of code; empty if it has all."""

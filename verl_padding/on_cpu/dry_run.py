@@ -17,21 +17,22 @@ from unittest import mock
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.metric_names import GRAD_NORM
+from verl_padding.job.metric_names import GRAD_NORM, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.on_cpu.launch import START_S, TIMED_OUT, run_command
 from verl_padding.on_cpu.reduced_job import MODEL, reduced, write_shrunk_model
 from verl_padding.on_cpu.verl_patches import TEXTS
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.record.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
-
-SHOWN = (
-    "padding/real_rows/total",
-    "padding/pad_rows/total",
-    GRAD_NORM,
-    "actor/pg_loss",
-    "critic/score/mean",
+from verl_padding.record.run_files import (
+    LOG,
+    ROLLOUTS,
+    ROW_REWARD,
+    dumps_in,
+    read_dump,
+    read_metrics,
 )
+
+SHOWN = (REAL_ROWS_TOTAL, PAD_ROWS_TOTAL, GRAD_NORM, "actor/pg_loss", ROW_REWARD)
 ROLLOUT_METRICS = "training/rollout_"
 """Prefix of metrics that compare the rollout with the trainer. They mean nothing for scripted
 replies."""

@@ -7,8 +7,6 @@ whose attribute :data:`TRIE` is set follows that trie. verl's fused forward drop
 does not know, so the trie is no argument of the model.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,7 +110,7 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         # 0 .. 4 and 0 1 5 6.
         trie, layer = followed
         trie.attended.add(layer)
-        paths: Paths = trie.once(make_paths, query.shape[1], query.device)
+        paths: Paths = trie.cached(make_paths, query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
             "cu_seq_lens_q": paths.ends_L,

@@ -5,8 +5,8 @@ Example:
     Rows ``p_0_0`` [5, 6, 7], ``p_0_1`` [5, 6, 7, 8, 9] and ``p_1_0`` [5, 6, 4]. In the tries by
     tokens ``p_0_1`` comes first, ``p_0_0`` shares 3 tokens with it, and ``p_1_0``, the last, 2 with
     ``p_0_0``. Where a router has sent the token 6 of ``p_1_0`` elsewhere, outputs are the same for
-    its first token alone: 1 in the tries by outputs. And ``p_0_1`` continues ``p_0_0``: the agent
-    has gone on from there, so what both train is one action.
+    its first token alone: 1 in the tries by outputs. And ``p_0_0`` is the parent of ``p_0_1``: the
+    agent has gone on from there, so what both train is one action.
 
 That a row begins with another says what may be computed once, not what happened: an agent that
 meets the same state twice may answer it twice with the same tokens. An agent loop can say what
@@ -33,7 +33,7 @@ from verl_padding.pads.queue import (
     read_fields,
 )
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.pads.upsampling import images_of_rows
+from verl_padding.pads.upsampling import MULTI_MODAL_INPUTS, images_of_rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import (
     index_of_key,
@@ -43,10 +43,9 @@ from verl_padding.plan.row_keys import (
     uid_of_key,
 )
 from verl_padding.prefix_sharing.row_inputs import (
-    IMAGES,
+    INPUT_IDS,
     RECORDED,
     ROUTES,
-    TOKENS,
     RowInputs,
     images_begin_alike,
 )
@@ -55,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 EXTENDS = "extends"
 """What an agent loop may put into a row's ``extra_fields``: the position in its session of the row
-that this one continues, or None. Rows of such a session continue only rows that they name."""
+that this one extends, its parent, or None. Rows of such a session have no other parents."""
 MAX_TOKENS_READ, MAX_LARGE_TOKENS_READ = 1 << 22, 1 << 16
 """Tokens of the rows that are read at once: ids alone, and with the fields of which a token may
 have kilobytes."""
@@ -66,7 +65,7 @@ class PrefixDetection:
     kept.
 
     The record uses :attr:`by_tokens`, plan and workers :attr:`by_outputs`, the mask of repeated
-    tokens :attr:`by_samples`, and advantages of sessions :attr:`continued_R`.
+    tokens :attr:`by_samples`, and advantages of sessions :attr:`parent_R`.
 
     Args:
         batch: real rows in TransferQueue.
@@ -93,7 +92,7 @@ class PrefixDetection:
         order: list[int] = []
         shared_R = np.zeros(len(group_R), dtype=np.int64)
         for part in self._parts(rows_by_name(group_R).values(), MAX_TOKENS_READ):
-            ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
+            ids_R = RowInputs(self._read(part, [INPUT_IDS])).ids_R
             tries = PrefixTries.from_tokens(ids_R, [group_R[row] for row in part])
             order += [part[place] for place in np.argsort(tries.dfs_position_R)]
             shared_R[part] = tries.shared_R
@@ -119,48 +118,48 @@ class PrefixDetection:
         tries, there = self.by_tokens, fields_of_all(self._keys, self._partition)
         if not self.has_images and there.isdisjoint(recorded):
             return tries
-        names = [TOKENS, IMAGES, "position_ids", *recorded]
+        names = [INPUT_IDS, MULTI_MODAL_INPUTS, "position_ids", *recorded]
         order, shared_R = np.argsort(tries.dfs_position_R).tolist(), tries.shared_R.copy()
-        before_R = {row: before for before, row in pairwise(order) if shared_R[row]}
-        for part in self._parts([[row] for row in before_R], MAX_LARGE_TOKENS_READ):
-            read = list(dict.fromkeys(each for row in part for each in (before_R[row], row)))
+        before_of = {row: before for before, row in pairwise(order) if shared_R[row]}
+        for part in self._parts([[row] for row in before_of], MAX_LARGE_TOKENS_READ):
+            read = list(dict.fromkeys(each for row in part for each in (before_of[row], row)))
             inputs = RowInputs(self._read(read, names))
             number = {row: place for place, row in enumerate(read)}
             for row in part:
                 shared_R[row] = min(
-                    shared_R[row], inputs.shared(number[before_R[row]], number[row])
+                    shared_R[row], inputs.shared(number[before_of[row]], number[row])
                 )
         return PrefixTries.in_order(self._tokens_R, order, shared_R[order])
 
     @cached_property
-    def continued_R(self) -> list[int | None]:
-        """Number of the row that each row continues, so that a token of both is one action; None
-        for none.
+    def parent_R(self) -> list[int | None]:
+        """Number of the row that each row extends, so that a token of both is one action; None for
+        none.
 
         That is the longest row before it in its session that it begins with, and that is shorter:
-        an agent cannot have gone on from an equal row, nor from a later one. In a session whose
-        agent loop says what rows extend (:data:`EXTENDS`), it is the row that it names, if it
-        begins with that one.
+        an agent cannot have extended an equal row, nor a later one. In a session whose agent loop
+        says what rows extend (:data:`EXTENDS`), it is the row that it names, if it begins with that
+        one.
         """
-        continued_R: list[int | None] = [None] * len(self._keys)
+        parent_R: list[int | None] = [None] * len(self._keys)
         sessions, declared = self._sessions_of_rows, self._declared
         at_once = MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
         for part in self._parts(sessions, at_once):
-            images_R = {}
+            images_of = {}
             if self.has_images:
-                images_R = dict(zip(part, tu.get(self._read(part, [IMAGES]), IMAGES), strict=True))
-            found = continued_rows(self.by_tokens, self._keys, part, declared, images_R)
-            for row, earlier in found.items():
-                continued_R[row] = earlier
-        said = declared.items()
-        mistaken = [self._keys[row] for row, earlier in said if continued_R[row] != earlier]
+                images = tu.get(self._read(part, [MULTI_MODAL_INPUTS]), MULTI_MODAL_INPUTS)
+                images_of = dict(zip(part, images, strict=True))
+            found = parent_rows(self.by_tokens, self._keys, part, declared, images_of)
+            for row, parent in found.items():
+                parent_R[row] = parent
+        mistaken = [self._keys[row] for row, named in declared.items() if parent_R[row] != named]
         if mistaken:
             logger.warning(
                 f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
                 f"({len(mistaken)} in all) names no earlier row of the session that they begin "
-                "with. They continue no row. Correct it in the agent loop."
+                "with. They extend no row. Correct it in the agent loop."
             )
-        return continued_R
+        return parent_R
 
     @cached_property
     def declaring(self) -> set[str]:
@@ -214,31 +213,31 @@ class PrefixDetection:
             yield [row for _, rows in part for row in rows]
 
 
-def continued_rows(
+def parent_rows(
     tries: PrefixTries,
     keys: Sequence[str],
     rows: Sequence[int],
     declared: Mapping[int, int | None],
-    images_R: Mapping[int, Mapping[str, Any] | None],
+    images_of: Mapping[int, Mapping[str, Any] | None],
 ) -> dict[int, int]:
     """Of the rows with these numbers, which are those of whole sessions: the row that each
-    continues.
+    extends.
 
     Args:
         tries: by tokens.
-        declared: what agent loops say of rows; other rows of their sessions continue none.
-        images_R: of each row; empty where no row has any.
+        declared: what agent loops say of rows; other rows of their sessions extend none.
+        images_of: of each row; empty where no row has any.
     """
     declaring = {session_of_key(keys[row]) for row in declared}
 
-    def continues(row: int, earlier: int) -> bool:
-        if images_R and not images_begin_alike(images_R[earlier] or {}, images_R[row] or {}):
+    def extends(row: int, parent: int) -> bool:
+        if images_of and not images_begin_alike(images_of[parent] or {}, images_of[row] or {}):
             return False
-        if index_of_key(keys[earlier]) > index_of_key(keys[row]):
+        if index_of_key(keys[parent]) > index_of_key(keys[row]):
             return False
         if session_of_key(keys[row]) in declaring:
-            return declared.get(row) == earlier
-        return bool(tries.tokens_R[earlier] < tries.tokens_R[row])
+            return declared.get(row) == parent
+        return bool(tries.tokens_R[parent] < tries.tokens_R[row])
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
@@ -252,8 +251,8 @@ def continued_rows(
         for place, row in enumerate(numbers.tolist(), 1):
             # What a row begins with comes after it, the longest first.
             minima, after = np.minimum.accumulate(shared_I[place:]), numbers[place:]
-            for earlier in after[minima == tries.tokens_R[after]].tolist():
-                if continues(row, earlier):
-                    found[row] = earlier
+            for parent in after[minima == tries.tokens_R[after]].tolist():
+                if extends(row, parent):
+                    found[row] = parent
                     break
     return found

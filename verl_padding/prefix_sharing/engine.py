@@ -43,7 +43,7 @@ from verl_padding.prefix_sharing.prefix_trie import (
     trie_of,
     trie_of_rows,
 )
-from verl_padding.prefix_sharing.row_inputs import PER_TOKEN, TOKENS, RowInputs
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS, PER_TOKEN, RowInputs
 
 if TYPE_CHECKING:
     from verl.workers.engine.base import BaseEngine as VerlEngine
@@ -130,7 +130,7 @@ def segments_of(micro_batch: TensorDict, trie: PrefixTrie) -> TensorDict:
         return segments
     # A row of five tokens whose segment begins at the third has the last three of each field.
     offsets = torch.tensor([0, *accumulate(trie.lengths_L)])
-    for name in (TOKENS, *PER_TOKEN):
+    for name in (INPUT_IDS, *PER_TOKEN):
         if name not in segments:
             continue
         # (tokens, ..), and position ids (.., tokens)
@@ -149,10 +149,9 @@ def expand_outputs(
     engine: Any, outputs: dict[str, Any], trie: PrefixTrie, offsets: torch.Tensor
 ) -> dict[str, Any]:
     """The outputs of a trie's segments as those of its rows, which begin at ``offsets``."""
-    expanded: dict[str, Any] = {}
+    expanded = dict(outputs)
     for name, output in outputs.items():
         if output is None:
-            expanded[name] = None
             continue
         is_nested = isinstance(output, torch.Tensor) and output.is_nested
         if not is_nested or output.offsets().diff().tolist() != trie.lengths_L:
@@ -213,7 +212,7 @@ class SharingEngine(VerlEngine):
             return outputs
         if trie.has_branches:
             _check_all_layers_attended(self.module, trie)
-        return expand_outputs(self, outputs, trie, micro_batch[TOKENS].offsets())
+        return expand_outputs(self, outputs, trie, micro_batch[INPUT_IDS].offsets())
 
     def _follow(self, micro_batch: TensorDict | None) -> None:
         """Has the layers of the model follow the trie of a micro-batch; None for no trie.
@@ -233,7 +232,7 @@ class SharingEngine(VerlEngine):
         if not self._keeps_apart:
             return
         if micro_batch is not None and trie is None:
-            trie = trie_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
+            trie = trie_of_rows(micro_batch[INPUT_IDS].offsets().diff().tolist())
         for layer in linear_layers(self.module):
             setattr(layer, TRIE, trie)
 

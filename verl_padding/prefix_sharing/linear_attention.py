@@ -14,8 +14,6 @@ A trie without branches is rows one behind the other, so packed rows do not see 
 which stock verl 0.9 and transformers leave out for some models and devices.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +174,7 @@ def convolve_paths(layer: nn.Module, convolve: Callable[..., Any]) -> Callable[.
         trie.attended.add((id(layer), CONVOLUTION))
         # Which row a token is of need not be known: what is kept reads tokens of its path alone.
         kwargs.pop("seq_idx", None)
-        read, kept = trie.once(convolved_places, x.shape[-1], x.device, weight.shape[-1])
+        read, kept = trie.cached(convolved_places, x.shape[-1], x.device, weight.shape[-1])
         with_zeros = functional.pad(x.transpose(1, 2), (0, 0, 0, 1))
         segments = GatherTokens.apply(with_zeros, 1, read).transpose(1, 2)
         out = convolve(x=segments, weight=weight, **kwargs)
@@ -204,7 +202,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
             return rule(query, key, value, g=g, beta=beta, **kwargs)
         trie.attended.add((id(layer), RULE))
         kwargs = {name: each for name, each in kwargs.items() if name not in REPLACED_ARGUMENTS}
-        pieces: Pieces = trie.once(cut_pieces, query.shape[1], query.device)
+        pieces: Pieces = trie.cached(cut_pieces, query.shape[1], query.device)
         levels, parts = pieces.levels, (query, key, value, g, beta)
         if len(levels) > 1:
             parts = tuple(part.index_select(1, pieces.places) for part in parts)

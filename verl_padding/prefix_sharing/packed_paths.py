@@ -1,8 +1,6 @@
 """The paths of a trie in Megatron's packed buffer, in which each segment is filled up to a multiple
 of tokens, and whose context parallel ranks have two chunks of each segment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -64,9 +62,8 @@ def _gathered_places(ends: Sequence[int], ranks: int) -> Int64s:
     if ranks == 1:
         return np.arange(ends[-1])
     # Of two ranks, the first has the chunks a and d of each segment, and the second b and c.
-    rank_chunks: list[list[Int64s]] = [[] for _ in range(ranks)]
-    for begin, end in pairwise(ends):
-        chunks = np.arange(begin, end).reshape(2 * ranks, -1)
-        for rank, own_chunks in enumerate(rank_chunks):
-            own_chunks += [chunks[rank], chunks[2 * ranks - 1 - rank]]
-    return np.argsort(np.concatenate([chunk for own_chunks in rank_chunks for chunk in own_chunks]))
+    segments = [np.arange(begin, end).reshape(2 * ranks, -1) for begin, end in pairwise(ends)]
+    gathered = [
+        chunks[[rank, 2 * ranks - 1 - rank]].ravel() for rank in range(ranks) for chunks in segments
+    ]
+    return np.argsort(np.concatenate(gathered))

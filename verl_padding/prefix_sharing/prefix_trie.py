@@ -1,29 +1,24 @@
 """The rows of a micro-batch as a trie, in which each token that rows share is computed once, also
 where rows branch.
 
-Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row
-right before it. A row that is not the beginning of another one has a *segment*: the whole row, or
+A row that is not the beginning of another one has a *segment*: the whole row, or
 what follows the shared tokens and a copy of the last one of them, because a token's output is
 compared with the token after it, which is another one on each branch. All tokens of a row, shared
 or not, are its *path*: queries of a segment attend to keys and values of the path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.prefix_tries import MIN_SHARED_TOKENS
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
+from verl_padding.plan.prefix_tries import cached_tokens
 
 TRIE = "prefix_trie"
 """Key of the trie in a micro-batch, and of its place on attention modules and in their calls; and
@@ -78,7 +73,7 @@ class PrefixTrie:
     """Layers whose attention has followed the trie; of linear attention, each of its callables."""
 
     cache: dict[Any, Any] = field(default_factory=dict)
-    """What :meth:`once` has made, such as places on a device."""
+    """What :meth:`cached` has made, such as places on a device."""
 
     @cached_property
     def path_lengths_L(self) -> list[int]:
@@ -95,7 +90,7 @@ class PrefixTrie:
         """Tokens that are computed."""
         return sum(self.lengths_L)
 
-    def once(self, make: Callable[..., Any], *of: Any) -> Any:
+    def cached(self, make: Callable[..., Any], *of: Any) -> Any:
         """``make(self, *of)``, made once for all layers."""
         if (make, *of) not in self.cache:
             self.cache[make, *of] = make(self, *of)
@@ -158,18 +153,15 @@ def build_trie(
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
     tokens = 0
     before = np.empty(0, dtype=np.int64)
-    for row, shared in zip(order, shared_I, strict=True):
-        length = lengths_R[row]
-        if shared < length:
-            start = shared - 1 if shared >= MIN_SHARED_TOKENS else 0
-            own = np.arange(tokens, tokens + length - start)
-            place_RT[row] = np.concatenate([before[:start], own])
+    lengths_I = np.array([lengths_R[row] for row in order])
+    starts_I = cached_tokens(np.asarray(shared_I), lengths_I).tolist()
+    for row, start in zip(order, starts_I, strict=True):
+        own = np.arange(tokens, tokens + lengths_R[row] - start)
+        place_RT[row] = before = np.concatenate([before[:start], own])
+        if len(own):
             leaf_L.append(row)
             start_L.append(start)
             tokens += len(own)
-        else:
-            place_RT[row] = before[:length]
-        before = place_RT[row]
     return PrefixTrie(leaf_L=leaf_L, start_L=start_L, place_RT=place_RT)
 
 

@@ -6,7 +6,7 @@ Example:
     train the 6 behind [5]. Trained once, ``p_0_1`` keeps the 8 alone.
 
 Equal tokens behind different beginnings are different samples. So are those of rows of which an
-agent loop says that neither goes on from the other
+agent loop says that neither extends the other
 (:data:`~verl_padding.prefix_sharing.detection.EXTENDS`), though they begin alike.
 """
 
@@ -88,10 +88,10 @@ def _shared(
     """Places in a session of two rows, and how many tokens they share that are the same
     samples."""
     if session_of_key(keys[session[0]]) in prefixes.declaring:
-        # What a row continues has a smaller index.
+        # What a row extends has a smaller index.
         for place, row in enumerate(session):
-            if (earlier := prefixes.continued_R[row]) is not None:
-                yield place, session.index(earlier), int(prefixes.by_samples.tokens_R[earlier])
+            if (parent := prefixes.parent_R[row]) is not None:
+                yield place, session.index(parent), int(prefixes.by_samples.tokens_R[parent])
         return
     order, shared_I = prefixes.by_samples.shared_among(np.array(session))
     for (before, place), n_shared in zip(pairwise(order), shared_I[1:], strict=True):

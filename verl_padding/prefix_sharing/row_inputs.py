@@ -7,10 +7,11 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.pads.upsampling import MULTI_MODAL_INPUTS
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.prefix_tries import common_prefix_length
 
-TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
+INPUT_IDS = "input_ids"
 ROUTES = ("routed_experts",)
 RECORDED = (*ROUTES, "teacher_ids", "teacher_logprobs")
 """Fields that may differ between rows with the same tokens. They are large, as images are."""
@@ -24,7 +25,7 @@ class RowInputs:
     :data:`PER_TOKEN`."""
 
     def __init__(self, data: TensorDict):
-        self.ids_R: list[Int64s] = [row.to(torch.int64).numpy() for row in data[TOKENS].unbind()]
+        self.ids_R: list[Int64s] = [row.to(torch.int64).numpy() for row in data[INPUT_IDS].unbind()]
         """The tokens of each row."""
         # (tokens, ..); position ids are (.., tokens)
         self._fields_RT = {
@@ -38,22 +39,18 @@ class RowInputs:
         temperature = tu.get(data, "temperature")
         if isinstance(temperature, torch.Tensor):
             temperature = temperature.tolist()
-        self.temperature_R: Sequence[float] | None = (
-            temperature if isinstance(temperature, Sequence) else None
-        )
-        """Of each row; None where one holds for all."""
+        # Of each row, or one that holds for all.
+        is_per_row = isinstance(temperature, Sequence)
+        self._temperature_R = temperature if is_per_row else [temperature] * len(self.ids_R)
         self.images_R: list[Mapping[str, Any]] = [
-            each or {} for each in tu.get(data, IMAGES) or [{}] * len(self.ids_R)
+            each or {} for each in tu.get(data, MULTI_MODAL_INPUTS) or [{}] * len(self.ids_R)
         ]
         """Images and sounds of each row, as its processor made them; empty for a row of text."""
 
     def shared(self, longer: int, shorter: int) -> int:
         """How many of their first tokens two rows may have the same outputs for: 0, or all of one,
         with images."""
-        if (
-            self.temperature_R is not None
-            and self.temperature_R[shorter] != self.temperature_R[longer]
-        ):
+        if self._temperature_R[shorter] != self._temperature_R[longer]:
             return 0
         n_shorter, n_longer = len(self.ids_R[shorter]), len(self.ids_R[longer])
         length = common_prefix_length(self.ids_R[shorter], self.ids_R[longer])

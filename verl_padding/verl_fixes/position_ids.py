@@ -1,10 +1,10 @@
 """Position ids of M-RoPE where all rows of a rank have one length: verl 0.9 cuts them off, or its
 worker stops.
 
-TransferQueue packs the (4, L) ids of rows as a jagged tensor, ragged in the dimension in which they
-differ. If they do not differ, as on a rank with a single row, the tensor is ragged in the first
-dimension, and verl's ``maybe_fix_3d_position_ids`` declares it ragged in the second without moving
-a value. Two rows of lengths 3 and 3:
+TransferQueue packs the (4, tokens) ids of rows as a jagged tensor, ragged in the dimension in which
+they differ. If they do not differ, as on a rank with a single row, the tensor is ragged in the
+first dimension, and verl's ``maybe_fix_3d_position_ids`` declares it ragged in the second without
+moving a value. Two rows of lengths 3 and 3:
 
     came as      (8, 3), the 4 axes of row 0 above those of row 1
     verl has     (8, 3), read as 8 axes of rows that share 3 tokens
@@ -41,5 +41,5 @@ def fix_3d_position_ids(data: TensorDict) -> None:
     if values.shape[1] == token_offsets[-1] and torch.equal(ids.offsets(), token_offsets):
         ids._ragged_idx = 2  # verl's own fix: tensordict loses this when it is pickled
         return
-    rows = values.unflatten(0, (len(data), -1))  # (B * axes, L), one row below the other
+    rows = values.unflatten(0, (len(data), -1))  # (B * axes, tokens), one row below the other
     data["position_ids"] = tu.nested_tensor_from_tensor_list(list(rows), ragged_idx=2)

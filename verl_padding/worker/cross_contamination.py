@@ -31,8 +31,8 @@ from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL
 from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
-from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
 from verl_padding.worker.training_workers import answer, training_workers, worker_data
+from verl_padding.worker.worker_rules import INCOMPATIBILITIES
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""

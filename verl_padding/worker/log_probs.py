@@ -14,7 +14,7 @@ CHUNK = 2**26
 """Exponentials that are held at once: 256 MiB in float32, 441 tokens of a vocabulary of 152,000."""
 
 
-def use_chunks(torch_functional: Any) -> None:
+def use_chunked_cross_entropy(torch_functional: Any) -> None:
     """Puts ours into ``verl.utils.torch_functional``."""
     has_kernel = torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE
     if not (has_kernel or torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE):

@@ -32,7 +32,7 @@ from verl_padding.prefix_sharing.engine import (
 )
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
 from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
-from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
 DOES_NOT = "rows that diverge cannot share on Megatron with"
@@ -120,7 +120,7 @@ class MegatronSharingEngine(VerlEngine):
         outputs: dict[str, Any] = super().prepare_model_outputs(output, data)
         if (trie := trie_of(data)) is None:
             return outputs
-        return expand_outputs(self, outputs, trie, data[TOKENS].offsets())
+        return expand_outputs(self, outputs, trie, data[INPUT_IDS].offsets())
 
 
 def language_model(model: nn.Module) -> Any:
@@ -199,7 +199,7 @@ def with_trie(gpt: Any, trie: PrefixTrie, _: Any, args: Any, given: dict[str, An
     ends = packed.cu_seqlens_q_padded
     ranks = parallel_state.get_context_parallel_world_size()
     rank = parallel_state.get_context_parallel_rank()
-    paths: PackedPaths = trie.once(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
+    paths: PackedPaths = trie.cached(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
     if given.get("rotary_pos_emb") is not None:
         given["rotary_pos_emb"] = rotary_frequencies(gpt, paths, ranks, rank)
     tokens = len(paths.positions) * ranks

@@ -4,13 +4,8 @@ rows is computed.
 transformers gives packed rows to flash-attn's ``flash_attn_varlen_func``, or to sdpa with a mask
 of all pairs of their tokens. The attention :data:`PACKED` takes the way of flash-attn (ends of rows
 from position ids, sliding windows, verl's exchange between Ulysses ranks), at whose end there are
-torch's own kernels:
-
-- half precision on CUDA: ``torch.nn.attention.varlen`` (torch 2.11 or later), one call a layer;
-- anything else: ``scaled_dot_product_attention``, row by row.
-
-It takes the place of sdpa, by which models are loaded where flash-attn is not installed, if their
-masks are causal.
+torch's own kernels (``varlen_attention.py``). It takes the place of sdpa, by which models are
+loaded where flash-attn is not installed, if their masks are causal.
 """
 
 import inspect
@@ -39,8 +34,9 @@ BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v"
 """Modules with an attention of verl's own, whose names come from flash-attn alone."""
 
 
-def pack_rows(engine: Any) -> None:
-    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack rows.
+def patch_attention_of(engine: Any) -> None:
+    """Gives the model of an FSDP engine that packs rows :data:`PACKED`, and linear attention that
+    keeps rows apart.
 
     Raises:
         PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange
@@ -85,7 +81,7 @@ def use_packed_attention(model: nn.Module) -> None:
         and not getattr(text, "attn_logit_softcapping", None)
         and (verl_modules or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
     ):
-        register()
+        register_packed_attention()
         for module in verl_modules:
             _bring_kernels(module)
         text._attn_implementation = PACKED
@@ -117,7 +113,7 @@ def _bring_kernels(module: Any) -> None:
     module._flash_use_top_left_mask = False
 
 
-def register() -> None:
+def register_packed_attention() -> None:
     """Makes :data:`PACKED` a choice of transformers'."""
     if PACKED in ALL_ATTENTION_FUNCTIONS:
         return

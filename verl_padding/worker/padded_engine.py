@@ -21,14 +21,14 @@ from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import MINI_BATCH, planned_call
 from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine, VerlEngine
-from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
-from verl_padding.worker.log_probs import use_chunks
+from verl_padding.worker.log_probs import use_chunked_cross_entropy
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.megatron_engine import MegatronSharingEngine
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
-from verl_padding.worker.packed_attention import pack_rows
+from verl_padding.worker.packed_attention import patch_attention_of
 from verl_padding.worker.plan_packer import micro_batches_of_plan
 from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, TOKENS
 
@@ -55,8 +55,8 @@ class PaddedEngine(VerlEngine):
         self._real_rows_loss = functools.cache(RealRowsLoss)
         fix_all_position_ids()
         give_features_alone(self.module)
-        use_chunks(torch_functional)
-        pack_rows(self)
+        use_chunked_cross_entropy(torch_functional)
+        patch_attention_of(self)
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
         """An optimizer step; the scheduler of the learning rate takes its step after the last one

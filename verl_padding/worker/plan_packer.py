@@ -22,7 +22,7 @@ from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import planned_call
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
-from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.worker.training_workers import token_budget
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         micro_batches = [tu.index_select_tensor_dict(data, places) for places in indices]
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch, rows in zip(micro_batches, rows_K, strict=True):
-            tokens = computed = len(micro_batch[TOKENS].values())
+            tokens = computed = len(micro_batch[INPUT_IDS].values())
             if call.may_branch is not None and packs_rows:
                 position_R = [
                     call.position_R[row] if row < layout.n_rows else -1

@@ -27,9 +27,7 @@ def answer(**values: Any) -> Any:
     array with each rank's value."""
     from verl.protocol import DataProto
 
-    arrays = {name: np.empty(1, dtype=object) for name in values}
-    for name, value in values.items():
-        arrays[name][0] = value
+    arrays = {name: np.fromiter([value], dtype=object) for name, value in values.items()}
     return DataProto(non_tensor_batch=arrays)
 
 

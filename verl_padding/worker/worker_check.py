@@ -75,7 +75,7 @@ def check_megatron(role: str, training_worker: Any) -> None:
         counts["moe_router_bias_update_rate"] = config.moe_router_enable_expert_bias and rate
         trains_mtp = training_worker.model_config.mtp.enable_train
         counts["mtp_num_layers"] = trains_mtp and config.mtp_num_layers
-    for name in filter(counts.get, counts):
+    if name := next(filter(counts.get, counts), None):
         raise PaddingConfigError(
             f"override_transformer_config.{name}={getattr(config, name)}: in the {role} model, it "
             "counts the tokens of pads. Turn it off (a rate is 0, mtp.enable_train=False)."
@@ -96,13 +96,13 @@ def check_loss_scaling(role: str, loss: Any) -> None:
     checks = [(THRICE, 3.0)]
     if loss.keywords["config"].loss_agg_mode != "token-sum":  # which is divided by nothing
         checks.append((HALF, 0.5))
-    for said, factor in checks:
-        found, right = _value(inner, ALONE | said), factor * alone
-        if not torch.isclose(found, right, rtol=1e-5):
-            names = ", ".join(f"{name}={value}" for name, value in said.items())
+    for changed, factor in checks:
+        value, expected = _value(inner, ALONE | changed), factor * alone
+        if not torch.isclose(value, expected, rtol=1e-5):
+            names = ", ".join(f"{name}={number}" for name, number in changed.items())
             raise PaddingError(
-                f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, not "
-                f"{right:.6g}. Train with verl 0.9.1, or without +padding."
+                f"the {role}'s loss={loss.func.__name__}: with {names} it is {value:.6g}, not "
+                f"{expected:.6g}. Train with verl 0.9.1, or without +padding."
             )
 
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import verls_code
-from verl_padding.errors import meant
+from verl_padding.errors import suggestion
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PARSER = f"{ROLLOUT}.multi_turn.format"
@@ -75,4 +75,4 @@ def unknown_choices(config: DictConfig) -> Iterator[Finding]:
         for name in value if isinstance(value, ListConfig) else [value]:
             if name is not None and name not in names:
                 why = f"{name}: neither verl nor the job registers it"
-                yield say(setting, f"{why}. {meant(str(name), names)}")
+                yield say(setting, f"{why}. {suggestion(str(name), names)}")

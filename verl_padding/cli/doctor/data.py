@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl_padding.cli.doctor.choices import agent_loops
 from verl_padding.cli.doctor.files import AGENT, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
-from verl_padding.errors import meant
+from verl_padding.errors import suggestion
 from verl_padding.plan.plural import plural
 
 TRAIN, VALIDATION = "data.train_files", "data.val_files"
@@ -70,7 +70,7 @@ def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterat
     from verl.utils.reward_score import default_compute_score
 
     if config.data.prompt_key not in row:
-        fix = f"Set data.prompt_key. {meant(config.data.prompt_key, row.keys())}"
+        fix = f"Set data.prompt_key. {suggestion(config.data.prompt_key, row.keys())}"
         yield wrong(setting, f"no column {config.data.prompt_key!r} (data.prompt_key). {fix}")
     rewards, has_function = config.reward, OmegaConf.select(config, REWARD) is not None
     # A loop of the user's may give rewards itself.
@@ -101,7 +101,7 @@ def _agents(config: DictConfig, setting: str, rows: list[Mapping[str, Any]]) -> 
     named = {row["agent_name"] for row in rows if "agent_name" in row}
     for name in sorted(map(str, named - set(loops))):
         why = f"agent_name={name!r}: not an agent loop of {AGENT}.agent_loop_config_path"
-        yield wrong(setting, f"{why}. {meant(name, loops)}")
+        yield wrong(setting, f"{why}. {suggestion(name, loops)}")
 
 
 def _prompts(

@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
-from verl_padding.errors import meant
+from verl_padding.errors import suggestion
 from verl_padding.job.model_config import OF_HUB
 from verl_padding.record.files import as_data_error
 
@@ -114,7 +114,7 @@ def _code(
         return
     if name is not None and words and name not in words:
         defined = re.findall(r"^(?:async )?(?:def|class) (\w+)", file.read_text(), re.MULTILINE)
-        yield wrong(name_key, f"{name}: {file} does not define it. {meant(name, defined)}")
+        yield wrong(name_key, f"{name}: {file} does not define it. {suggestion(name, defined)}")
 
 
 def _words(file: Path) -> set[str]:

@@ -12,8 +12,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_lo
 from verl.workers.utils.losses import ppo_loss, sft_loss
 
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, ZERO_ADVANTAGE_ROWS
-from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
 from verl_padding.worker.padded_engine import padded
+from verl_padding.worker.worker_rules import INCOMPATIBILITIES, find_incompatibilities
 
 SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
 

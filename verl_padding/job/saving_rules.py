@@ -48,7 +48,7 @@ def old_log_prob_incompatibilities(
 ) -> Iterator[Incompatibility]:
     """Who reads old log-probs beside the loss of the first optimizer step.
 
-    ``tests/job/test_incompatibilities.py`` lists all that reads them in verl.
+    ``tests/job/test_saving_rules.py`` lists all that reads them in verl.
 
     Args:
         job: what is planned of a local update.
@@ -88,7 +88,7 @@ def old_log_prob_incompatibilities(
         "distillation.enabled",
     )
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
-    # The workers see whether a loss of one of these names is verl's (worker/incompatibilities.py).
+    # The workers see whether a loss of one of these names is verl's (worker/worker_rules.py).
     why = "it may read other results of the pass"
     yield from _unless_one_of(config, LOSS_MODE, [*POLICY_LOSSES], why)
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]

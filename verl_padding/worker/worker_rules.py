@@ -72,16 +72,11 @@ def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
     """What of a model, or of the parts of one, draws something while it trains."""
     for part in modules if isinstance(modules, list | tuple) else [modules]:
         for name, module in part.named_modules():
-            rates = {
-                each: rate
-                for each, rate in vars(module).items()
-                if "drop" in each or "jitter" in each
-            }
-            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-                rates["p"] = module.p
-            for each, rate in rates.items():
-                if isinstance(rate, float) and rate > 0:
+            is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd)
+            for key, rate in vars(module).items():
+                is_rate = "drop" in key or "jitter" in key or (is_dropout and key == "p")
+                if is_rate and isinstance(rate, float) and rate > 0:
                     why = "the actor is random in training, so a pass has other log-probs"
-                    setting = f"{name}.{each}={rate}"
+                    setting = f"{name}.{key}={rate}"
                     yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
                     return

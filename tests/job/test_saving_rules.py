@@ -62,5 +62,5 @@ def _functions_with(node, names, inside=""):
 
 def test_all_that_reads_old_log_probs_in_verl_is_known():
     # When this fails, verl has a new reader: see with which setting it reads, and have
-    # job/incompatibilities.py name that.
+    # job/saving_rules.py name that.
     assert readers_in_verl() == READERS
