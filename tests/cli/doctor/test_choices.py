@@ -15,7 +15,6 @@ from tests.support.doctored_job import LOOP, LOOPS, TURNS, A, mistakes
     ({f"{TURNS}.format": "hermess"}, "hermes"),
     ({"trainer.resume_mode": "resum"}, "resume_path"),
     ({"trainer.logger": ["consol"]}, "console"),
-    ({"data.truncation": "errr"}, "error"),
     ({"algorithm.adv_estimator": "gae", "critic.model.external_lib": "no_code"}, "no_code"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
