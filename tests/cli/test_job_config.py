@@ -14,8 +14,9 @@ FSDP_OF_MEGATRON = "actor_rollout_ref.actor.fsdp_config.param_offload=true"
     ("overrides", "meant"),
     [
         ((FLAG, "padding.weigthing=session"), "padding.weighting"),
-        (("padding.strategy=rows",), r"\+padding=prompt"),
-        (("padding=fast",), r"\+padding"),
+        (("padding.strategy=rows",), r"\+padding=fast"),
+        (("padding=rows",), r"\+padding=rows"),
+        (("+padding=true",), r"\+padding=fast"),
         (("++padding=fast",), "force-add"),
         ((FLAG, "+padding=fast"), r"\+padding=prompt, \+padding=fast"),
         (("data.max_prompt_lenght=64",), "data.max_prompt_length"),

@@ -26,7 +26,7 @@ from verl_padding.job.composition import (
 from verl_padding.job.misspelt_flag import FLAG
 from verl_padding.job.model_config import disable_remote_code_prompt
 
-FLAGGED = f"+{FLAG}=prompt"
+FLAGGED = f"+{FLAG}=fast"
 FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
@@ -73,6 +73,8 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         meant = _what_was_meant(str(error), arguments.overrides)
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
+        if re.search(rf"\b{FLAG}\b|group override", why):
+            fix = f"Choose one of a group, such as {FLAGGED}."
         raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
     for setting, value in named.items():
         why = f"{setting}={value}: set by a file, not by the command line"
@@ -95,7 +97,8 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
         known = [name for name, _ in settings_of(OmegaConf.to_container(padded))]
         ends = [each for each in known if each.endswith(f".{key}")]
         if key in known:  # of the flag, as padding.strategy
-            return f"{given}: the job does not ask for padding. Add {FLAGGED}."
+            fix = f"+{given}" if key == FLAG else FLAGGED
+            return f"{given}: the job does not ask for padding. Add {fix}."
         close = ends or get_close_matches(key, known, cutoff=0.7)
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]
         fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.support.doctored_job import (
-    AGENT,
     ENGINE,
     LOOPS,
     MODEL,
@@ -19,7 +18,6 @@ from tests.support.doctored_job import (
     ({LOOPS: "none.yaml"}, "none.yaml"),
     ({LOOPS: "no_class.yaml"}, "Mine"),
     ({LOOPS: "no_module.yaml"}, "no_code"),
-    ({f"{AGENT}.agent_loop_manager_class": "code_of_mine.Mien"}, "Mine"),
     ({f"{REWARD}.path": "none.py"}, "none.py"),
     ({f"{REWARD}.path": "broken.py"}, "line 1"),
     ({f"{REWARD}.path": "code_of_mine.py", f"{REWARD}.name": "compute_scor"}, "compute_score"),
@@ -34,6 +32,7 @@ from tests.support.doctored_job import (
     ({"actor_rollout_ref.rollout.name": "???"}, "not set"),
     ({f"{A}.optim.optimizer": "AdamX"}, "Adam"),
     ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": None}, "global_step_20"),
+    ({"trainer.resume_from_path": "global_step_3"}, "resume_path"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)

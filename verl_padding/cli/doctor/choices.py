@@ -1,19 +1,17 @@
 """Names that a job chooses by, asked of verl's own registries and code."""
 
 import inspect
-import os
 import re
 from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
-from verl_padding.cli.doctor.finding import Finding, warning, wrong
+from verl_padding.cli.doctor.finding import Finding, wrong
 from verl_padding.cli.doctor.keys import verls_code
 from verl_padding.errors import suggestion
 
 ROLLOUT = "actor_rollout_ref.rollout"
-PARSER = f"{ROLLOUT}.multi_turn.format"
 
 
 def import_external_lib(config: DictConfig, section: str) -> Iterator[Finding]:
@@ -39,40 +37,27 @@ def agent_loops(config: DictConfig) -> list[str]:
 
 def choices(config: DictConfig) -> dict[str, Collection[str]]:
     """Setting -> names that verl has for it, those that a job registers among them."""
-    from verl.experimental.agent_loop.tool_parser import ToolParser
-    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
     from verl.trainer.ppo import core_algos
-    from verl.utils.tracking import Tracking
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
     # Names that are compared one by one; "full" is not implemented.
     kl_names = re.findall(r'"(\w+)"', inspect.getsource(core_algos.kl_penalty_forward))
     penalties = [name + plus for name in kl_names if name != "full" for plus in ("", "+")]
-    found = {
-        "trainer.logger": Tracking.supported_backend,
+    return {
         "trainer.resume_mode": re.findall(r'resume_mode == "(\w+)"', verls_code()),
         "algorithm.adv_estimator": [str(name) for name in core_algos.ADV_ESTIMATOR_REGISTRY],
         "algorithm.kl_penalty": penalties,
-        "algorithm.kl_ctrl.type": re.findall(r'kl_ctrl\.type == "(\w+)"', verls_code()),
         "actor_rollout_ref.actor.kl_loss_type": penalties,
         "actor_rollout_ref.actor.policy_loss.loss_mode": core_algos.POLICY_LOSS_REGISTRY,
         f"{AGENT}.default_agent_loop": agent_loops(config),
         f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
-        PARSER: ToolParser._registry,
     }
-    if config.reward.reward_manager.source == "register":
-        found["reward.reward_manager.name"] = REWARD_MANAGER
-    return found
 
 
 def unknown_choices(config: DictConfig) -> Iterator[Finding]:
     """Names that verl does not know, and would find out only in the first step."""
-    # Modules that only the job's workers import may register a parser.
-    has_modules = bool(own_agent_loops(config) or os.getenv("VERL_USE_EXTERNAL_MODULES"))
     for setting, names in choices(config).items():
-        say = warning if setting == PARSER and has_modules else wrong
-        value = OmegaConf.select(config, setting, throw_on_missing=False)
-        for name in value if isinstance(value, ListConfig) else [value]:
-            if name is not None and name not in names:
-                why = f"{name}: neither verl nor the job registers it"
-                yield say(setting, f"{why}. {suggestion(str(name), names)}")
+        name = OmegaConf.select(config, setting, throw_on_missing=False)
+        if name is not None and name not in names:
+            why = f"{name}: neither verl nor the job registers it"
+            yield wrong(setting, f"{why}. {suggestion(str(name), names)}")

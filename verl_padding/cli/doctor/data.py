@@ -129,7 +129,7 @@ def _prompts(
         if seven == eight:
             why = f"the chat template and tokenizer of {tokenizer.name_or_path} drop what users say"
             yield wrong(setting, f"{why}. Correct model.custom_chat_template, or the folder.")
-    if long := sum(length > longest for length in lengths):
+    long = sum(length > longest for length in lengths)
+    if long == len(lengths) or (long and not config.data.filter_overlong_prompts):
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
-        say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning
-        yield say("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")
+        yield warning("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")

@@ -17,6 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
 from verl_padding.errors import suggestion
+from verl_padding.job.composition import settings_of
 from verl_padding.job.model_config import OF_HUB
 from verl_padding.record.files import as_data_error
 
@@ -27,15 +28,21 @@ TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 
 
-def files_and_modules(config: DictConfig) -> Iterator[Finding]:
-    """What is not there: mandatory settings, files, modules, and names in them."""
+def files_and_modules(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
+    """What is not there, of verl's settings: mandatory ones, files, modules, and names in them."""
     from verl.trainer.ppo.utils import need_critic
 
     unused = [] if need_critic(config) else ["critic."]
     if config.trainer.resume_mode != "resume_path":
         unused.append(RESUMED)
+        if path := config.trainer.resume_from_path:
+            why = f"{path}: trainer.resume_mode={config.trainer.resume_mode} does not read it"
+            yield warning(RESUMED, f"{why}. Set that to resume_path.")
+    known = dict(settings_of(OmegaConf.to_container(verls)))
     settings = {
-        key: value for key, value in leaves(config).items() if not key.startswith(tuple(unused))
+        key: value
+        for key, value in leaves(config).items()
+        if key in known and not key.startswith(tuple(unused))
     }
     for key, value in settings.items():
         section, _, name = key.rpartition(".")

@@ -13,7 +13,6 @@ from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warnin
 from verl_padding.cli.doctor.keys import (
     ignored_settings,
     legacy_rewards,
-    negative_values,
     unread_keys,
     values_of_other_kinds,
 )
@@ -31,15 +30,6 @@ if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has t
 PLACES = ("path", "hf_config_path", "tokenizer_path")
 """Settings of a model that name folders which verl's class of it opens."""
 SERVER_RANKS = ("tensor_model", "data", "pipeline_model")
-AT_LEAST_ONE = (
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.rollout.agent.num_workers",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "reward.num_workers",
-    "trainer.total_epochs",
-    "trainer.total_training_steps",
-)
 
 
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
@@ -72,9 +62,8 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     yield from unread_keys(config, verls)
     yield from ignored_settings(config, verls)
     yield from legacy_rewards(config)
-    yield from negative_values(config, verls)
     yield from (mistyped := list(values_of_other_kinds(config, verls)))
-    yield from run_check("files", files_and_modules(config))
+    yield from run_check("files", files_and_modules(config, verls))
     if mistyped:
         return  # what follows computes with them
     models = [ACTOR_MODEL, CRITIC_MODEL][: 1 + has_critic(config)]
@@ -110,8 +99,7 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
 
 
 def _sizes(config: DictConfig) -> Iterator[Finding]:
-    """Whether GPUs divide into rollout servers, as verl's worker asserts, and something is
-    sampled and trained at all."""
+    """Whether GPUs divide into rollout servers, as verl's worker asserts."""
     rollout = config.actor_rollout_ref.rollout
     nodes = rollout if rollout.nnodes else config.trainer
     n_gpus = nodes.nnodes * nodes.n_gpus_per_node
@@ -121,9 +109,6 @@ def _sizes(config: DictConfig) -> Iterator[Finding]:
         why = f"{ranks} GPUs of a rollout server ({sizes}) do not divide the job's {n_gpus}"
         tensor = f"{SERVER_RANKS[0]}_parallel_size"
         yield wrong(f"actor_rollout_ref.rollout.{tensor}", f"{rollout[tensor]}: {why}. Change one.")
-    for setting in AT_LEAST_ONE:
-        if (value := OmegaConf.select(config, setting)) is not None and value < 1:
-            yield wrong(setting, f"{value}: must be at least 1. Raise it.")
 
 
 def _one_session(config: DictConfig) -> Iterator[Finding]:

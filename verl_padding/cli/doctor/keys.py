@@ -28,7 +28,6 @@ SETTINGS = PaddingConfig.__dataclass_fields__
 KINDS = {
     str: "a text",
     bool: "true or false",
-    list: "a list",
     int: "a whole number",
     float: "a number",
 }
@@ -71,7 +70,7 @@ def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
         flag = meant_by(name, value) if beside else None
         ours = [f"{FLAG}.{key}"] if key in SETTINGS else []
         target = beside.get(TARGET)
-        is_read = name in _hints(target) if target else _is_read(name, at_the_top=not above)
+        is_read = _is_read(name, at_the_top=not above) or (target and name in _hints(target))
         if not flag and not ours and is_read:
             continue
         close = ours or get_close_matches(name, beside, n=1, cutoff=0.8)
@@ -88,11 +87,12 @@ def ignored_settings(config: DictConfig, verls: DictConfig) -> Iterator[Finding]
     the job gives them another value. Engines hand theirs on as a whole."""
     from verl.workers.config import EngineConfig
 
-    sections, own = dict(settings_of(_plain(verls))), leaves(verls)
+    sections = dict(settings_of(_plain(verls)))
     for key, value in leaves(config).items():
         above, _, name = key.rpartition(".")
-        target = sections.get(f"{above}.{TARGET}")
-        if not target or name == TARGET or key not in own or value == own[key]:
+        target, own = sections.get(f"{above}.{TARGET}"), sections.get(key, value)
+        # One that follows another is not the job's.
+        if not target or name == TARGET or own == value or "${" in str(own):
             continue
         classes = [each for each in get_class(target).__mro__ if each.__module__[:5] == "verl."]
         source = "".join(map(getsource, classes))
@@ -127,20 +127,10 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
         fits = kind in types or (isinstance(value, int) and bool(types & {bool, int, float}))
         fits = fits or value == MISSING or (str in types and value is not None)
         if kinds and (not fits or value != value):
-            yield wrong(key, f"{value}: {_there(key, verls)}. Set it to {kinds[-1]}.")
-
-
-def negative_values(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Negative numbers in the place of a positive one of verl's, such as of a rate."""
-    own = leaves(verls)
-    for key, value in leaves(config).items():
-        both = (value, own.get(key))
-        if all(isinstance(each, int | float) for each in both) and value < 0 < own[key]:
-            yield warning(key, f"{value}: {_there(key, verls)}. Set it to 0 or more.")
-
-
-def _there(key: str, verls: DictConfig) -> str:
-    return f"verl has {OmegaConf.select(verls, key)} there"
+            # verl's code may take a null or another number.
+            say = wrong if kind is str else warning
+            there = OmegaConf.select(verls, key)
+            yield say(key, f"{value}: verl has {there} there. Set it to {kinds[-1]}.")
 
 
 def _types(key: str, verls: Mapping[str, Any]) -> frozenset[type]:

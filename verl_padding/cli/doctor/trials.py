@@ -4,21 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.cli.doctor.finding import Finding, wrong
-from verl_padding.cli.doctor.keys import leaves
-from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import LOSS_MODE, verls_own
 
 
 def rejected_settings(config: DictConfig) -> Iterator[Finding]:
-    """What verl's sampling, loss, correction, KL controller and optimizers raise."""
+    """What verl's sampling, loss and correction raise."""
     for section, trial in _trials(config):
         try:
             trial()
-        except NotImplementedError:
-            continue  # a name that is none of the choices, which has been said
         except Exception as error:  # of verl, torch or transformers
             why = " ".join(str(error).split()) or type(error).__name__
             yield wrong(section, f"{why.rstrip('.')}. Correct it.")
@@ -30,8 +26,6 @@ def _trials(config: DictConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.utils.config import omega_conf_to_dataclass
-    from verl.utils.torch_dtypes import PrecisionType
-    from verl.workers.config.optimizer import build_optimizer
 
     rollout = config.actor_rollout_ref.rollout
     yield "actor_rollout_ref.rollout", lambda: TemperatureLogitsWarper(float(rollout.temperature))
@@ -47,14 +41,3 @@ def _trials(config: DictConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     given = {key: value for key, value in settings.items() if key.startswith("rollout_")}
     correct = partial(compute_rollout_correction_and_rejection_mask, **given)
     yield "algorithm.rollout_correction", partial(correct, zeros_RT, zeros_RT, ones_RT)
-    kl_ctrl = config.algorithm.kl_ctrl
-    yield "algorithm.kl_ctrl", partial(core_algos.get_kl_controller, kl_ctrl)
-    for setting, value in leaves(config).items():
-        if ".fsdp" in setting and setting.endswith("dtype"):
-            yield setting, partial(PrecisionType.to_dtype, value)
-    for role in (ACTOR_SECTION, "critic")[: 1 + has_critic(config)]:
-        section = f"{role}.optim"
-        optim = omega_conf_to_dataclass(OmegaConf.select(config, section))
-        # A user's own optimizer is not run.
-        if str(getattr(optim, "optimizer_impl", "")).startswith("torch."):
-            yield section, partial(build_optimizer, [torch.nn.Parameter(ones_RT)], optim)
