@@ -128,7 +128,7 @@ class Case:
             object.__setattr__(config, name, 0)  # verl's configs are frozen
         left_out = rows.rows_of_prompts(self._rows, "01")
         computed = self.gradient(self.as_planned(self._plan("on", 1)))
-        skipped = self.gradient(self.as_planned(self._plan("on", 1, left_out), leaves_out=True))
+        skipped = self.gradient(self.as_planned(self._plan("on", 1, left_out), drops_rows=True))
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
     def _plan(self, sharing: Sharing, ranks: int, left_out: Sequence[int] = ()) -> BatchPlan:

@@ -136,7 +136,7 @@ def rows_of_call(
     plan: BatchPlan | None = None,
     call: str = "actor",
     *,
-    leaves_out: bool = False,
+    drops_rows: bool = False,
     takes_own_log_probs: bool = False,
     **said: Any,
 ) -> TensorDict:
@@ -157,7 +157,7 @@ def rows_of_call(
         steps: list[MiniBatch] = []
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
-            steps = mini_batches(layout, trained, trained, leaves_out=leaves_out)
+            steps = mini_batches(layout, trained, trained, drops_rows=drops_rows)
             to_worker |= cut_into(layout) | {MINI_BATCH: steps[0]}
         to_worker[CALL] = PlannedCall(
             layout=layout,

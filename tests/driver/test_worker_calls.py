@@ -201,7 +201,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     trainer._balance_batch(batch, {})
     padded = trainer.steps.current
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
-    sent = len(padded.call_rows(name, batch))
+    sent = len(padded.worker_batch(name, batch))
 
     def answer_with(change):
         def answer(rows):

@@ -137,11 +137,11 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
     name, mode, denominator, engines, rows, plan
 ):
     sharing, plain = engines
-    loss, by_rows = policy_loss(mode, name), denominator == "rows"
+    loss, divides_by_rows = policy_loss(mode, name), denominator == "rows"
     # verl's means of rows divide by the rows that they get, whatever they are told
-    verls = loss if by_rows else normalize_over_mini_batch(loss)
+    verls = loss if divides_by_rows else normalize_over_mini_batch(loss)
     want = plain_gradients(plain, rows, plan, verls, denominator)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=by_rows)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), divides_by_rows=divides_by_rows)
     assert_same_gradients(got, want)
 
 

@@ -7,14 +7,14 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
-from verl_padding.driver.receipts import Receipts
+from verl_padding.driver.called_methods import CalledMethods
 from verl_padding.driver.training_steps import TrainingSteps
 
 
-class _NothingExpected(Receipts):
+class _NothingExpected(CalledMethods):
     """Of tests that call some of a step's methods alone."""
 
-    def _expect(self, what, *methods):
+    def _require(self, period, *methods):
         pass
 
 
@@ -50,6 +50,6 @@ def padded_trainer(*overrides, dp_size=2):
     )
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
-    trainer.receipts = _NothingExpected(trainer)
+    trainer.called_methods = _NothingExpected(trainer)
     trainer.steps.has_probed = True  # there is no model whose rows could leak
     return trainer

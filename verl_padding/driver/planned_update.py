@@ -12,7 +12,7 @@ from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
-    layout_of_ranks,
+    layout_for_verl_metrics,
     plan_metrics,
     rank_token_metrics,
 )
@@ -110,7 +110,7 @@ class PlannedUpdate(PaddedBatch):
                 may_branch=self.may_branch,
                 timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
-                drops_zero_advantage=job.skips_zero_advantage_rows,
+                drops_zero_advantage=job.drops_zero_advantage,
             )
         # Refuses rows of which an agent loop has not said what their advantages need.
         if job.padding.advantages == "session":
@@ -200,7 +200,7 @@ class PlannedUpdate(PaddedBatch):
                     "Set it to True.",
                 )
             self._has_updated = True
-        if job.skips_zero_advantage_rows:
+        if job.drops_zero_advantage:
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
@@ -242,7 +242,7 @@ class PlannedUpdate(PaddedBatch):
         found = plan_metrics(self.plan, self._tokens_R, self.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
-        if self._job.skips_zero_advantage_rows and ACTOR in layouts:
+        if self._job.drops_zero_advantage and ACTOR in layouts:
             left_out = sum(map(len, layouts[ACTOR].dropped))
             found[names.DROPPED_ROWS.format(update=ACTOR)] = left_out
         return found | rank_token_metrics(self.first_plan, self._tokens_R, self.pad_length)
@@ -263,7 +263,7 @@ class PlannedUpdate(PaddedBatch):
     @property
     def n_counted_pads(self) -> int:
         """Pads that ``global_seqlen/*`` counts: by the plan of all rows."""
-        layout = layout_of_ranks(self.first_plan)
+        layout = layout_for_verl_metrics(self.first_plan)
         return layout.n_pads if layout else 0
 
     def trained_rows(self) -> TrainedRows:

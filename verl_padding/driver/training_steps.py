@@ -65,7 +65,7 @@ class TrainingSteps:
         self._schema = Schema(job.padding.fields)
         self._said: set[str] = set()  # in the log
         self._updates: list[PlannedUpdate] = []  # of the global step
-        self._saved: Counter[str] = Counter()
+        self._savings: Counter[str] = Counter()
         self._show_savings()
         self.has_probed = False
         """Whether the models have shown that they keep packed rows apart."""
@@ -126,7 +126,7 @@ class TrainingSteps:
                 update.close()
         assert update is not None, "a local update without a plan"
         metrics.update(made := update.final_metrics())
-        self._saved.update(made)
+        self._savings.update(made)
         metrics.update(step_metrics.worker_metrics(metrics))
         if self._job.padding.timing:
             update.timings = read_timings(self._worker_groups)
@@ -186,9 +186,9 @@ class TrainingSteps:
         """Says in the log which savings the job has, once and again where it loses one."""
         self._log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
 
-    def log_saved(self) -> None:
+    def log_savings(self) -> None:
         """Says in the log what the savings have left out, at the end of a run."""
-        if line := saved_line(self._saved):
+        if line := saved_line(self._savings):
             self._log_once(line)
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:

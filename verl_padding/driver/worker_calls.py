@@ -74,7 +74,7 @@ class PaddedWorkerGroup:
         update = update_for(call.name, batch)
         update.prepare_call(call.name)
         self._worker_group.execute_with_func_generator(start_call)
-        make = update.update_rows if call.trains else update.call_rows
+        make = update.training_batch if call.trains else update.worker_batch
         sent = make(call.name, batch)
         output = target(sent, *args, **kwargs)
         # The critic's calls answer with a future of each rank's answer, for which verl waits next.

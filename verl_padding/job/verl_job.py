@@ -99,7 +99,7 @@ class VerlJob:
         return self.savings.is_on(OLD_LOG_PROBS)
 
     @property
-    def skips_zero_advantage_rows(self) -> bool:
+    def drops_zero_advantage(self) -> bool:
         """Whether the actor's update computes nothing for rows without an advantage."""
         return self.savings.is_on(ZERO_ADVANTAGE_ROWS)
 
@@ -246,7 +246,7 @@ class VerlJob:
             prompts_per_mini_batch=role.ppo_mini_batch_size,
             mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
             shuffle=bool(role.shuffle),
-            drops_zero_advantage=name == ACTOR and self.skips_zero_advantage_rows,
+            drops_zero_advantage=name == ACTOR and self.drops_zero_advantage,
             **fields,
         )
 

@@ -38,7 +38,7 @@ from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads
 from verl_padding.plan import BatchPlan
 
-BY_ROWS = LossWeighting(mode=MEAN_OF_TOKENS)
+DEFAULT_WEIGHTING = LossWeighting(mode=MEAN_OF_TOKENS)
 NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
 
@@ -69,7 +69,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        weighting: LossWeighting = BY_ROWS,
+        weighting: LossWeighting = DEFAULT_WEIGHTING,
         may_branch: bool | None = None,
         timed: bool = False,
         own_old_log_probs: bool = False,
@@ -120,7 +120,7 @@ class PaddedBatch:
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
-    def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+    def training_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
@@ -140,13 +140,13 @@ class PaddedBatch:
             layout,
             [int(mask.sum()) for mask in self.mask_R],
             self.loss_tokens_R,
-            by_rows=self._weighting.by_rows,
-            leaves_out=call == ACTOR and self._drops_zero_advantage,
+            divides_by_rows=self._weighting.divides_by_rows,
+            drops_rows=call == ACTOR and self._drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         assert not takes_own or len(steps) == 1, "a second optimizer step needs old log-probs"
-        rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
+        rows = self.worker_batch(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
         return rows
@@ -184,7 +184,7 @@ class PaddedBatch:
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
-    def call_rows(
+    def worker_batch(
         self,
         call: str,
         batch: KVBatchMeta,

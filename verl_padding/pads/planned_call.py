@@ -75,16 +75,16 @@ def mini_batches(
     trained_tokens_R: Sequence[int],
     loss_tokens_R: Sequence[int],
     *,
-    by_rows: bool = True,
-    leaves_out: bool = False,
+    divides_by_rows: bool = True,
+    drops_rows: bool = False,
 ) -> list[MiniBatch]:
     """The mini-batches of an update, from its real rows.
 
     Args:
         trained_tokens_R, loss_tokens_R: tokens of each that ``response_mask`` and ``loss_mask``
             keep.
-        by_rows: whether losses that weigh rows divide by those of the mini-batch.
-        leaves_out: whether the update may leave rows out.
+        divides_by_rows: whether losses that weigh rows divide by those of the mini-batch.
+        drops_rows: whether the update may leave rows out.
     """
     found = []
     for local_batches, rows in zip(layout.local_batches, layout.rows_M, strict=True):
@@ -95,13 +95,13 @@ def mini_batches(
         found.append(
             MiniBatch(
                 local_batches=local_batches,
-                rows_with_loss=sum(loss_tokens_R[row] > 0 for row in rows) if by_rows else None,
+                rows_with_loss=sum(loss_tokens_R[row] > 0 for row in rows) if divides_by_rows else None,
                 trained_tokens=sum(map(sum, trained_DR)),
                 trained_rows=sum(
                     tokens > 0 for local_batch in trained_DR for tokens in local_batch
                 ),
                 reporting_ranks=sum(map(any, trained_DR)),
-                all_loss_tokens=sum(loss_tokens_R[row] for row in rows) if leaves_out else None,
+                all_loss_tokens=sum(loss_tokens_R[row] for row in rows) if drops_rows else None,
             )
         )
     return found
