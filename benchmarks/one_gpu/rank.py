@@ -13,7 +13,7 @@ from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.pads.columns import row_columns
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.planned_call import (
     CALL,
     MINI_BATCH,
@@ -166,8 +166,8 @@ def rows_of_call(
             takes_own_log_probs=takes_own_log_probs,
             mini_batches=deque(steps),
         )
-        for name, column in row_columns(layout, marks_pads=True).items():
-            data[name] = column
+        data[BATCH_ROW] = torch.tensor(layout.order)
+        data[IS_PADDING] = data[BATCH_ROW] >= n_rows
     tu.assign_non_tensor(data, **to_worker | said)
     return data
 

@@ -13,8 +13,8 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSeparateAsync, trainer_bas
 
 from tests.support.verl_config import compose_job
 from verl_padding.driver import mixin
-from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.called_methods import CalledMethods
+from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.verl_facts import OVERRIDDEN
 from verl_padding.pads.prompt_order import PromptNames

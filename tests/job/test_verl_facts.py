@@ -8,8 +8,8 @@ from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.support.changed_verl import rename
 from tests.support.fresh_processes import run_fresh
-from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.called_methods import TRACKED
+from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.job.verl_facts import FACTS, OVERRIDDEN
 from verl_padding.job.verl_source import VerlSource, installed_verl
 

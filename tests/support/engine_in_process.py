@@ -150,7 +150,9 @@ def cut_as_planned(
     data = rows_of_call(rows, plan, call)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    steps = mini_batches(layout, trained_R, tokens_R, divides_by_rows=divides_by_rows, drops_rows=drops_rows)
+    steps = mini_batches(
+        layout, trained_R, tokens_R, divides_by_rows=divides_by_rows, drops_rows=drops_rows
+    )
     shape = {
         "use_dynamic_bsz": True,
         "max_token_len_per_gpu": token_budget,

@@ -7,9 +7,9 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
+from verl_padding.driver.called_methods import CalledMethods, tracked
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
-from verl_padding.driver.called_methods import CalledMethods, tracked
 from verl_padding.driver.samples import compute_advantages
 from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
@@ -116,7 +116,8 @@ class PaddedTrainer(VerlTrainer):
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> KVBatchMeta:
-        self.steps.plan(batch, metrics)
+        # Replaces verl's balancing; what verl logs of it is in PlannedUpdate.metrics.
+        self.steps.plan_and_put_pads(batch, metrics)
         return batch
 
     @tracked

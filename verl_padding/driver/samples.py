@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from verl_padding.driver.advantages import (
-    MASK,
     RESULTS,
     REWARDS,
     SCORES,
@@ -33,6 +32,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
+from verl_padding.prefix_sharing.repeated_tokens import MASK
 
 WEIGHTS = "rollout_is_weights"
 

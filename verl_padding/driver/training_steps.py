@@ -26,6 +26,7 @@ from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
+from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
@@ -52,8 +53,8 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
 class TrainingSteps:
     """The steps of a trainer of verl that has been set up; its worker groups are wrapped here.
 
-    :meth:`plan` comes before the worker calls of a local update, :meth:`local_update` is around it,
-    and :meth:`compute_metrics` after the local updates of a global step.
+    :meth:`plan_and_put_pads` comes before the worker calls of a local update, :meth:`local_update`
+    is around it, and :meth:`compute_metrics` after the local updates of a global step.
     """
 
     def __init__(self, trainer: Any, job: VerlJob):
@@ -74,12 +75,17 @@ class TrainingSteps:
         """Begins a global step."""
         self._updates = []
 
-    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
+    def plan_and_put_pads(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Plans the rows of a local update, and puts their pads.
+
+        The batch is put in the order of the data set, in place: its rows come in the order in which
+        their sessions ended, which no run repeats.
+        """
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
             probe_models(self._worker_groups, self._job, batch)
             self.has_probed = True
+        batch.reorder(data_order(batch.keys))
         step = self._trainer.global_steps
         update = PlannedUpdate(
             self._job,
@@ -94,6 +100,7 @@ class TrainingSteps:
             },
             log_once=self._log_once,
         )
+        update.check_extra_fields()
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
@@ -116,8 +123,8 @@ class TrainingSteps:
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
-        """A with-block that plans and makes a local update; its pads are taken out at the end,
-        whatever happens."""
+        """Around verl's ``_step_once``: takes the pads out afterwards, whatever happens, and adds
+        the update's metrics."""
         try:
             yield
         finally:
@@ -125,8 +132,8 @@ class TrainingSteps:
             if update is not None:
                 update.close()
         assert update is not None, "a local update without a plan"
-        metrics.update(made := update.final_metrics())
-        self._savings.update(made)
+        metrics.update(final := update.final_metrics())
+        self._savings.update(final)
         metrics.update(step_metrics.worker_metrics(metrics))
         if self._job.padding.timing:
             update.timings = read_timings(self._worker_groups)

@@ -15,6 +15,7 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
+from verl_padding.pads.padded_batch import NO_ADAPTER
 from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
@@ -76,6 +77,9 @@ class PaddedWorkerGroup:
         self._worker_group.execute_with_func_generator(start_call)
         make = update.training_batch if call.trains else update.worker_batch
         sent = make(call.name, batch)
+        # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
+        # LoRA critic would compute values without its adapter, with no word in the log.
+        batch.extra_info.pop(NO_ADAPTER, None)
         output = target(sent, *args, **kwargs)
         # The critic's calls answer with a future of each rank's answer, for which verl waits next.
         answers = ray.get(getattr(output, "futures", []))
@@ -99,11 +103,11 @@ class PaddedWorkerGroup:
 
 def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    given = tree_leaves((args, kwargs))
-    if rows := [each for each in given if isinstance(each, KVBatchMeta)]:
+    leaves = tree_leaves((args, kwargs))
+    if batches := [leaf for leaf in leaves if isinstance(leaf, KVBatchMeta)]:
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
-            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
+            f"worker call {name!r}: {plural(len(batches[0]), 'row')} in TransferQueue would reach "
             "workers without pads, as this call is not planned. Send it the rows' data as a "
             "TensorDict, or train without +padding."
         )

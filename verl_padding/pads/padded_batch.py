@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
+from verl_padding.pads.columns import BATCH_ROW, COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import (
     ACTOR,
     LOSS_WEIGHT,
@@ -60,7 +60,7 @@ class PaddedBatch:
         timed: whether the workers time micro-batches.
         own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
             policy.
-        drops_zero_advantage: whether it may leave rows out.
+        drops_zero_advantage: whether it may drop rows.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class PaddedBatch:
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
     def training_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of an update, with what the loss must know of each mini-batch.
+        """What workers get in an update: as :meth:`worker_batch`, with what the loss must know of
+        each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
         ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the local mini-batches of
@@ -157,18 +158,16 @@ class PaddedBatch:
 
     def weights(self, call: str) -> list[float]:
         """What the gradient of each real row's outputs is multiplied by in an update."""
-        return (call == ACTOR and self._factor_R) or [1.0] * len(self.batch)
+        if call != ACTOR or self._factor_R is None:
+            return [1.0] * len(self.batch)
+        return self._factor_R
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
-        weight_R = self.weights(call)
-        trains_R = [
-            bool(mask.any() and weight) for mask, weight in zip(self.mask_R, weight_R, strict=True)
-        ]
-        return sum(
-            not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
-        )
+        rows = enumerate(zip(self.mask_R, self.weights(call), strict=True))
+        trained = {row for row, (mask, weight) in rows if weight and mask.any()}
+        return sum(trained.isdisjoint(rows) for rows in self.plan.layouts[call].rows_M)
 
     @cached_property
     def mask_R(self) -> list[torch.Tensor]:
@@ -192,8 +191,9 @@ class PaddedBatch:
         *,
         takes_own_log_probs: bool = False,
     ) -> KVBatchMeta:
-        """The rows of a pass, or of an update of some ``steps``, in the order of its layout, with
-        what workers must know of them. A column marks pads, if a pass has some."""
+        """What workers get in a pass, or in an update of some ``steps``: rows in the order of its
+        layout, and what they must know of them. Its columns are put into TransferQueue; one marks
+        pads, if a pass has some."""
         layout, tries = self.plan.layouts[call], self.plan.tries
         assert not any(layout.dropped) or (call == ACTOR and self._drops_zero_advantage), (
             f"{call} would divide by the rows that it computes"
@@ -204,9 +204,6 @@ class PaddedBatch:
         planned = [*self.batch.keys, *self.pads.keys]
         ordered = [planned[row] for row in layout.order]
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
-        # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
-        # LoRA critic would compute values without its adapter, with no word in the log.
-        batch.extra_info.pop(NO_ADAPTER, None)
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
@@ -220,7 +217,10 @@ class PaddedBatch:
             takes_own_log_probs=takes_own_log_probs,
             mini_batches=deque(steps),
         )
-        put_columns(rows, row_columns(layout, marks_pads=bool(steps or layout.n_pads)))
+        columns = {BATCH_ROW: torch.tensor(layout.order)}
+        if steps or layout.n_pads:
+            columns[IS_PADDING] = columns[BATCH_ROW] >= layout.n_rows
+        put_columns(rows, columns)
         return rows
 
     def _new_fields(self, n_pads: int, leave_out: Collection[str] = ()) -> Columns:

@@ -24,7 +24,7 @@ ROWS_NAMED = 4
 """Rows whose lengths a message names."""
 EMPTY_OF_ITSELF = (bool, int, float, str, bytes, list, tuple, set)
 Row = Mapping[str, Any]
-"""Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
+"""Fields of a row by name, ``prompts`` and ``responses`` (tokens,) among them."""
 Columns = dict[str, torch.Tensor | NonTensorStack]
 """Field -> its values in some rows, one a row."""
 
@@ -203,13 +203,13 @@ class PadTemplate:
             # Every axis of M-RoPE counts a text token alike.
             return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
         shape = value.shape if length is None else (length, *value.shape[1:])
-        made = value.new_full(shape, self._fills.get(field.fill, 0))
+        values = value.new_full(shape, self._fills.get(field.fill, 0))
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
-            ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
+            ids = torch.tensor(self._image.token_ids, dtype=values.dtype)
             prompt = self._lengths[0]
-            made[prompt - len(ids) : prompt] = ids
-        return made
+            values[prompt - len(ids) : prompt] = ids
+        return values
 
 
 def _routes(value: torch.Tensor, n_experts: int, n_pads: int, length: int) -> torch.Tensor:

@@ -85,7 +85,7 @@ class Layout:
 
     @cached_property
     def rows_M(self) -> tuple[RowNumbers, ...]:
-        """Real rows of each mini-batch, over all ranks, also those that are left out."""
+        """Real rows of each mini-batch, over all ranks, dropped or not."""
         # Denominators and weights are those of all rows of a step, computed or not.
         dropped_M = self.dropped or ((),) * self.n_mini_batches
         held_M = (
@@ -96,5 +96,5 @@ class Layout:
 
     @cached_property
     def real_rows_M(self) -> tuple[int, ...]:
-        """Number of real rows of each mini-batch, left out or not."""
+        """Number of real rows of each mini-batch, dropped or not."""
         return tuple(map(len, self.rows_M))

@@ -29,14 +29,14 @@ class MiniBatches:
     steps: int = 1
     """Optimizer steps that the batch should take; it takes fewer if its rows are too few."""
 
-    def without(self, zero_advantage: Sequence[int]) -> Self:
-        """The same mini-batches, of which ``zero_advantage`` rows are left out.
+    def drop(self, zero_advantage: Sequence[int]) -> Self:
+        """The same mini-batches, without ``zero_advantage`` rows.
 
         One of zero-advantage rows alone keeps the first of them: its optimizer step happens all the
         same, and logs what it logs.
 
-        >>> without = MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
-        >>> without.rows_M, without.dropped_M
+        >>> rest = MiniBatches(rows_M=[[0, 1], [2, 3]]).drop([1, 3, 2])
+        >>> rest.rows_M, rest.dropped_M
         ([[0], [3]], ((1,), (2,)))
         """
         if not zero_advantage:
@@ -118,10 +118,10 @@ def _find_exchange(
 
     It leaves the two as close as can be, and closer than they are: it moves 1 .. gap - 1 rows.
     """
-    by_rows = sorted(range(len(groups)), key=n_rows_M.__getitem__)
-    fullest, emptiest = by_rows[-1], by_rows[0]
-    pairs = [(fullest, taker) for taker in by_rows[:-1]]
-    pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
+    fuller = sorted(range(len(groups)), key=n_rows_M.__getitem__)
+    fullest, emptiest = fuller[-1], fuller[0]
+    pairs = [(fullest, taker) for taker in fuller[:-1]]
+    pairs += [(giver, emptiest) for giver in reversed(fuller[1:-1])]
     for giver, taker in pairs:
         gap = n_rows_M[giver] - n_rows_M[taker]
         returns: list[tuple[int, int | None]] = list(

@@ -50,7 +50,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     cuts = {
         name: STRATEGIES[job.strategy]
         .cut(rows, job, update)
-        .without(rows.zero_advantage if update.drops_zero_advantage else ())
+        .drop(rows.zero_advantage if update.drops_zero_advantage else ())
         for name, update in job.updates.items()
     }
     # A pass gets as many pads as updates whose mini-batches have a fixed size.
@@ -64,14 +64,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         cut, update = cuts.get(name, whole), reuses_layout_of(job, call)
         inputs[name] = cut, update, layout_key(call)
         same = next(other for other in inputs if inputs[other] == inputs[name])
-        if same == name:
-            costs = costs_of(rows, job, call)
-            if update is None:
-                layouts[name] = fill_local_batches(costs, job.packer, cut)
-            else:
-                layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
-            figures[name] = score_layout(layouts[name], costs)
-        layouts[name], figures[name] = layouts[same], figures[same]
+        if same != name:
+            layouts[name], figures[name] = layouts[same], figures[same]
+            continue
+        costs = costs_of(rows, job, call)
+        if update is None:
+            layouts[name] = fill_local_batches(costs, job.packer, cut)
+        else:
+            layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
+        figures[name] = score_layout(layouts[name], costs)
     return BatchPlan(
         packer=job.packer,
         sharing=job.sharing,
@@ -121,7 +122,7 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
     calls = call, job.updates[name]
-    keys = {replace(layout_key(each), sync_point="micro_batch") for each in calls}
+    keys = {replace(layout_key(one), sync_point="micro_batch") for one in calls}
     return name if len(keys) == 1 else None
 
 
