@@ -27,7 +27,6 @@ from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job import calls
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -71,9 +70,6 @@ def without_and_with_pads(estimator, *overrides, kl_in_reward=True):
         f"algorithm.use_kl_in_reward={kl_in_reward}",
     )
     trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
-    trainer.steps._dp_sizes = lambda: dict.fromkeys(
-        (calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2
-    )
     without = computed(trainer, put_scored_rows())
     batch = trainer._balance_batch(put_scored_rows(), {})
     assert trainer.steps.current.plan.n_pads > 0

@@ -34,7 +34,6 @@ from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall
 from verl_padding.worker.losses import RealRowsLoss
@@ -118,7 +117,6 @@ def make_trainer(estimator):
         f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={MICRO}",
         *([f"critic.ppo_mini_batch_size={PROMPTS}"] if estimator == "gae" else []),
     )
-    trainer.steps._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS)
     trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=1000)
     return trainer
 

@@ -44,10 +44,11 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
-    trainer.actor_rollout_wg = SimpleNamespace(
+    workers = SimpleNamespace(
         execute_with_func_generator=lambda function: DataProto(),
-        _dispatch_info={"actor": list(range(dp_size))},
+        _dispatch_info={mesh: [*range(dp_size)] for mesh in ("actor", "ref", "train")},
     )
+    trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = workers
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
     trainer.called_methods = _NothingExpected(trainer)

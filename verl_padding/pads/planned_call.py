@@ -96,9 +96,7 @@ def mini_batches(
         steps.append(
             MiniBatch(
                 local_batches=local_batches,
-                rows_with_loss=sum(loss_tokens_R[row] > 0 for row in rows)
-                if divides_by_rows
-                else None,
+                rows_with_loss=sum(map(bool, loss_tokens)) if divides_by_rows else None,
                 trained_tokens=sum(map(sum, trained_DR)),
                 trained_rows=sum(
                     tokens > 0 for local_batch in trained_DR for tokens in local_batch
