@@ -22,7 +22,7 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
-from verl_padding.job.verl_job import VerlJob, translate_plan_error
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, clear, read_fields
 from verl_padding.pads.source_rows import SourceRows
@@ -160,9 +160,7 @@ class PlannedUpdate(PaddedBatch):
         try:
             plan = plan_batch(Rows.from_keys(keys, self._tokens_R, tries, dropped), planner_job)
         except PlanError as refusal:
-            raise PaddingDataError(
-                f"step {self._step}: {translate_plan_error(refusal)}"
-            ) from refusal
+            raise PaddingDataError(f"step {self._step}: {refusal}") from refusal
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
         return plan

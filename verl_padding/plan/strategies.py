@@ -111,7 +111,7 @@ class Lcm(Strategy):
             prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
             raise PlanError(
-                f"strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
+                f"padding.strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
                 f"rows, not a multiple of {unit} ({update.dp_size} data-parallel ranks x "
                 f"{update.local_batch_multiple} of a micro-batch); change one or choose another "
                 "strategy"
