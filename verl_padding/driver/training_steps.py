@@ -43,7 +43,7 @@ TRAIN = "train"
 def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
     for name in ("_compute_old_log_prob", "_update_actor", "_step_once"):
-        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
             why = "your own trainer may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."

@@ -4,7 +4,7 @@ numbers."""
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
 from tensordict import TensorDict
@@ -98,9 +98,7 @@ def mini_batches(
                 local_batches=local_batches,
                 rows_with_loss=sum(map(bool, loss_tokens)) if divides_by_rows else None,
                 trained_tokens=sum(map(sum, trained_DR)),
-                trained_rows=sum(
-                    tokens > 0 for local_batch in trained_DR for tokens in local_batch
-                ),
+                trained_rows=sum(map(bool, chain(*trained_DR))),
                 reporting_ranks=sum(map(any, trained_DR)),
                 all_loss_tokens=sum(loss_tokens) if drops_rows else None,
             )

@@ -78,10 +78,8 @@ class Layout:
         verl cuts the batch into equal chunks, one a rank: for two mini-batches ((0, 1), (2, 3)) and
         ((4,), (5,)) on two ranks the order is 0 1 4 2 3 5.
         """
-        by_rank = zip(*self.local_batches, strict=True)
-        return tuple(
-            row for local_batches in by_rank for local_batch in local_batches for row in local_batch
-        )
+        by_rank = chain.from_iterable(zip(*self.local_batches, strict=True))
+        return tuple(chain.from_iterable(by_rank))
 
     @cached_property
     def rows_M(self) -> tuple[RowNumbers, ...]:
