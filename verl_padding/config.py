@@ -167,7 +167,8 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
             parts["kind"] = parts.pop("role")
             _warn_of_old(f"fields.{name}.role", "kind")
         key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
-        for part, given in parts.items():
+        if parts:
+            part, given = parts.popitem()
             raise PaddingConfigError(
                 f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
             )

@@ -118,11 +118,9 @@ class Case:
         yield "rows alone", off(own)
         for sharing in ("off", "on"):
             plan = self._plan(sharing, RANKS)
-            found, planned = self.gradient(self.as_planned(plan)), plan.figures["actor"]
-            yield (
-                f"sharing={sharing}",
-                off(found, pads=planned.pads, sharing_factor=planned.sharing_factor),
-            )
+            found = self.gradient(self.as_planned(plan))
+            factor = plan.figures["actor"].sharing_factor
+            yield f"sharing={sharing}", off(found, pads=plan.n_pads, sharing_factor=factor)
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
             config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen

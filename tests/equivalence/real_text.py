@@ -173,7 +173,7 @@ def measure(model, rows, dtype, exact):
         )
         of_plan = plan.figures[UPDATE]
         figures[name] = off(found, exact) | {
-            "pads": of_plan.pads,
+            "pads": plan.layouts[UPDATE].n_pads,
             "sharing_factor": round(of_plan.sharing_factor or 1.0, 2),
             # 0 in the update that follows its own pass: the ratio of the two is 1.
             "largest_log_ratio": max(

@@ -51,7 +51,7 @@ def rows():
 def plan(rows):
     """Two mini-batches, with pads."""
     found = plan_rows(rows, BUDGET, sharing="on", ranks=4, mini_prompts=2)
-    assert (found.layouts[CALL].n_mini_batches, found.figures[CALL].pads > 0) == (2, True)
+    assert (found.layouts[CALL].n_mini_batches, found.layouts[CALL].n_pads > 0) == (2, True)
     return found
 
 

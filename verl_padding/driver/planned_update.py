@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -165,18 +164,13 @@ class PlannedUpdate(PaddedBatch):
             logger.warning("verl_padding: step %d: %s", self._step, warning)
         return plan
 
-    @cached_property
-    def role_R(self) -> list[str]:
-        """The role of each row; a PaddingDataError if one has none."""
-        return read_roles(self.batch.keys, self.batch.partition_id)
-
     def check_extra_fields(self) -> None:
         """Refuses rows of which an agent loop has not said what their advantages need, with a
         PaddingDataError."""
         if self._job.padding.advantages == "session":
             _ = self.prefixes.continued_R
         if self._job.padding.baseline == "role":
-            _ = self.role_R
+            read_roles(self.batch.keys, self.batch.partition_id)
 
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)

@@ -73,7 +73,7 @@ def compute_advantages(
         continued_R = prefixes.continued_R
     parts = [(batch, continued_R)]
     if by_role:
-        role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
+        role_R = read_roles(batch.keys, batch.partition_id)
         parts = list(parts_by_role(batch, role_R, continued_R))
     trained_keys = {batch.keys[row] for row in trained}
     for part, continued in parts:

@@ -27,7 +27,8 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
         "padding/pad_tokens/total": pad_tokens,
         "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
-    for call, figures in plan.figures.items():
+    for call, layout in plan.layouts.items():
+        figures = plan.figures[call]
         logged: dict[str, float | None] = {"packing_efficiency": figures.packing_efficiency}
         if plan.packer == "plan":
             logged["micro_batch_imbalance"] = figures.micro_imbalance
@@ -35,10 +36,10 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 logged["computed_tokens/total"] = figures.computed_tokens
                 logged["sharing_factor"] = figures.sharing_factor
         if CALL_BY_NAME[call].trains:
-            logged["optimizer_steps/total"] = figures.optimizer_steps
-            logged["mini_batch_real_rows/min"] = figures.real_rows_min
-            logged["mini_batch_real_rows/max"] = figures.real_rows_max
-            logged["pad_rows/total"] = figures.pads
+            logged["optimizer_steps/total"] = layout.n_mini_batches
+            logged["mini_batch_real_rows/min"] = min(layout.real_rows_M)
+            logged["mini_batch_real_rows/max"] = max(layout.real_rows_M)
+            logged["pad_rows/total"] = layout.n_pads
             logged["imbalance"] = figures.imbalance
         else:  # of updates the workers report it, whoever cut the micro-batches
             logged["micro_batches"] = figures.micro_batches

@@ -134,9 +134,7 @@ class PaddedBatch:
             # all rows of a call have, so without this, `advantages` would vanish from every rank
             # that holds a pad.
             pads = select_rows(self.pads, range(layout.n_pads))
-            put_columns(
-                pads, self._new_fields(layout.n_pads, self._fields_put | COLUMN_DTYPES.keys())
-            )
+            put_columns(pads, self._new_fields(layout.n_pads, self._fields_put))
         steps = mini_batches(
             layout,
             [int(mask.sum()) for mask in self.mask_R],
@@ -228,6 +226,4 @@ class PaddedBatch:
         call."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
-        there = dict.fromkeys(name for row in rows for name in row)
-        names = [name for name in there if name not in COLUMN_DTYPES and name not in leave_out]
-        return self._template.fields(rows, names, n_pads)
+        return self._template.fields(rows, {*COLUMN_DTYPES, *leave_out}, n_pads)

@@ -170,16 +170,16 @@ class PadTemplate:
         return dict(zip(LENGTH_TAGS, (*self._lengths, self.length), strict=True))
 
     def fields(
-        self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1
+        self, rows: Sequence[Row], leave_out: Collection[str] = (), n_pads: int = 1
     ) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others
         help find its kind.
 
-        ``names`` are those of some fields of the rows, None for all. A field whose kind is unclear,
-        or that cannot hold what its kind says, is refused with a PaddingDataError.
+        A field whose kind is unclear, or that cannot hold what its kind says, is refused with a
+        PaddingDataError.
         """
         columns: Columns = {}
-        for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
+        for name in dict.fromkeys(name for row in rows for name in row if name not in leave_out):
             with_field = [row for row in rows if name in row]
             # If some rows hold None, the others say what kind of column it is.
             tensors = [row for row in with_field if isinstance(row[name], torch.Tensor)]

@@ -29,14 +29,6 @@ class LayoutFigures:
     micro_imbalance: float | None
     """As ``imbalance``, but with the slowest rank of each micro-batch, for ranks that wait for each
     other at every one; None if verl's packer cuts them."""
-    optimizer_steps: int
-    """Mini-batches of an epoch; 1 for an inference pass."""
-    pads: int
-    """Pads of the call."""
-    real_rows_min: int
-    """Fewest real rows in a mini-batch."""
-    real_rows_max: int
-    """Most real rows in a mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
