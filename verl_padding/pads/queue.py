@@ -165,12 +165,11 @@ def row_schemas(keys: Sequence[str], partition_id: str) -> RowSchemas:
     rows = list(meta.global_indexes)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, rows))
     for name, (dtype, _, unlisted_R) in fields.items():
-        if any(unlisted_R):
+        if unlisted := [*compress(keys, unlisted_R)]:
             raise PaddingDataError(
-                f"field {name!r}: TransferQueue has stored it for row "
-                f"{keys[unlisted_R.index(True)]!r} without listing it, as its dtype, or that of a "
-                f"field before it, is not that of the first put ({dtype or 'no tensor'}). Have all "
-                "rows put each field in one dtype."
+                f"field {name!r}: TransferQueue has stored it for row {unlisted[0]!r} without "
+                "listing it, as its dtype, or that of a field before it, is not that of the first "
+                f"put ({dtype or 'no tensor'}). Have all rows put each field in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(has_R for _, has_R, _ in fields.values()), strict=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_padding.plan.calls import Call, Pass, StepShape, check_fields
-from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
 
@@ -64,8 +63,3 @@ class Job(StepShape):
         """Every worker call with its name, updates first."""
         yield from self.updates.items()
         yield from self.inference.items()
-
-    @property
-    def row_cost(self) -> CostModel:
-        """The cost by which ranks are balanced."""
-        return COST_MODELS[self.cost_model]

@@ -95,29 +95,22 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     # Prompts of 1, 1, 9 and 9 rows in two groups: in order 2 against 18. Either side has two
     # prompts, so a small one is swapped for a large one: 10 against 10.
     groups = [part.tolist() for part in np.array_split(np.arange(len(n_rows_P)), n_groups)]
-    while (exchange := _find_exchange(groups, n_rows_P)) is not None:
-        giver, prompt, taker, returned = exchange
-        groups[giver].remove(prompt)
-        groups[taker].append(prompt)
-        if returned is not None:
-            groups[taker].remove(returned)
-            groups[giver].append(returned)
+    while _exchange_prompts(groups, n_rows_P):
+        pass
     return [sorted(group) for group in groups]
 
 
-def _find_exchange(
-    groups: Groups, n_rows_P: Sequence[int]
-) -> tuple[int, int, int, int | None] | None:
-    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker,
-    prompt returned.
+def _exchange_prompts(groups: Groups, n_rows_P: Sequence[int]) -> bool:
+    """Relieves a fullest group, or feeds an emptiest one: a prompt goes from one group to another,
+    and one may come back. False if no exchange brings two groups closer.
 
-    It leaves the two as close as can be, and closer than they are: it moves 1 .. gap - 1 rows.
+    It leaves the two as close as can be: it moves 1 .. gap - 1 rows.
     """
     n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
-    fuller = sorted(range(len(groups)), key=n_rows_M.__getitem__)
-    fullest, emptiest = fuller[-1], fuller[0]
-    pairs = [(fullest, taker) for taker in fuller[:-1]]
-    pairs += [(giver, emptiest) for giver in reversed(fuller[1:-1])]
+    emptiest_first = sorted(range(len(groups)), key=n_rows_M.__getitem__)
+    fullest, emptiest = emptiest_first[-1], emptiest_first[0]
+    pairs = [(fullest, taker) for taker in emptiest_first[:-1]]
+    pairs += [(giver, emptiest) for giver in reversed(emptiest_first[1:-1])]
     for giver, taker in pairs:
         gap = n_rows_M[giver] - n_rows_M[taker]
         returns: dict[int, int | None] = {}
@@ -131,8 +124,13 @@ def _find_exchange(
         ]
         after, prompt, returned = min(exchanges, key=itemgetter(0))
         if after < gap:
-            return giver, prompt, taker, returned
-    return None
+            groups[giver].remove(prompt)
+            groups[taker].append(prompt)
+            if returned is not None:
+                groups[taker].remove(returned)
+                groups[giver].append(returned)
+            return True
+    return False
 
 
 def _first_of_size(group: list[int], n_rows_P: Sequence[int]) -> dict[int, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass
+from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
@@ -139,7 +140,7 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
-        cost_model=job.row_cost,
+        cost_model=COST_MODELS[job.cost_model],
         pad_tokens=job.pad_tokens,
         tries=tries if shares and tries is not None and tries.has_shared_tokens else None,
     )
@@ -158,7 +159,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    cost = int(job.row_cost(np.array([tokens]))[0]) * len(rows)
+    cost = int(COST_MODELS[job.cost_model](np.array([tokens]))[0]) * len(rows)
     if call.token_budget is not None and tokens > call.token_budget:
         why = (
             f"more than the {call.token_budget} that a micro-batch of {name!r} may hold: raise "
