@@ -107,7 +107,7 @@ class TrainingSteps:
         self.current = update
         with simple_timer("timing_s/padding/upsample", update.seconds):
             update.put_pads()
-        metrics.update(update.metrics())
+        metrics |= update.metrics()
 
     def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:
         """The update that has planned a worker call; a PaddingDataError for a call that it has not
@@ -132,9 +132,9 @@ class TrainingSteps:
             if update is not None:
                 update.close()
         assert update is not None, "a local update without a plan"
-        metrics.update(final := update.final_metrics())
+        final = update.final_metrics()
         self._savings.update(final)
-        metrics.update(step_metrics.worker_metrics(metrics))
+        metrics |= final | step_metrics.worker_metrics(metrics)
         if self._job.padding.timing:
             update.timings = read_timings(self._worker_groups)
         self._updates.append(update)
@@ -155,16 +155,15 @@ class TrainingSteps:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         rows_of = [update.trained_rows() for update in self._updates]
-        metrics.update(batch_metrics.session_metrics(rows_of))
-        metrics.update(batch_metrics.advantage_metrics(rows_of))
+        metrics |= batch_metrics.session_metrics(rows_of)
+        metrics |= batch_metrics.advantage_metrics(rows_of)
         # In the place of what verl's trainer has computed just before, of real rows alone.
-        tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
-        tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
-        response = sum(int(rows.response_R.sum()) for rows in rows_of)
-        response += sum(update.n_counted_pads for update in self._updates)  # a token each
+        tokens = response = 0
+        for update, rows in zip(self._updates, rows_of, strict=True):
+            tokens += int(rows.tokens_R.sum()) + update.n_counted_pads * update.pad_length
+            response += int(rows.response_R.sum()) + update.n_counted_pads  # a token each
         n_gpus = self._trainer._get_n_gpus_for_throughput()
-        performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
-        metrics.update(performance)
+        metrics |= step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
         write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
