@@ -43,4 +43,4 @@ def test_a_name_of_the_version_before_works_with_a_warning(old, new, caplog):
     assert PaddingConfig.from_section(old) == PaddingConfig.from_section(new)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "0.3" in record.message
+    assert "0.5" in record.message
