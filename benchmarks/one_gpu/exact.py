@@ -118,17 +118,15 @@ class Case:
         yield "rows alone", off(own)
         for sharing in ("off", "on"):
             plan = self._plan(sharing, RANKS)
-            found, planned = self.gradient(self.as_planned(plan)), plan.figures["actor"]
-            yield (
-                f"sharing={sharing}",
-                off(found, pads=planned.pads, sharing_factor=planned.sharing_factor),
-            )
+            found = self.gradient(self.as_planned(plan))
+            factor = plan.figures["actor"].sharing_factor
+            yield f"sharing={sharing}", off(found, pads=plan.n_pads, sharing_factor=factor)
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
             config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen
         left_out = rows.rows_of_prompts(self._rows, "01")
         computed = self.gradient(self.as_planned(self._plan("on", 1)))
-        skipped = self.gradient(self.as_planned(self._plan("on", 1, left_out), leaves_out=True))
+        skipped = self.gradient(self.as_planned(self._plan("on", 1, left_out), drops_rows=True))
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
     def _plan(self, sharing: Sharing, ranks: int, left_out: Sequence[int] = ()) -> BatchPlan:

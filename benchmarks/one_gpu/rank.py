@@ -13,7 +13,7 @@ from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.pads.columns import row_columns
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.planned_call import (
     CALL,
     MINI_BATCH,
@@ -136,7 +136,7 @@ def rows_of_call(
     plan: BatchPlan | None = None,
     call: str = "actor",
     *,
-    leaves_out: bool = False,
+    drops_rows: bool = False,
     takes_own_log_probs: bool = False,
     **said: Any,
 ) -> TensorDict:
@@ -157,7 +157,7 @@ def rows_of_call(
         steps: list[MiniBatch] = []
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
-            steps = mini_batches(layout, trained, trained, leaves_out=leaves_out)
+            steps = mini_batches(layout, trained, trained, drops_rows=drops_rows)
             to_worker |= cut_into(layout) | {MINI_BATCH: steps[0]}
         to_worker[CALL] = PlannedCall(
             layout=layout,
@@ -166,8 +166,8 @@ def rows_of_call(
             takes_own_log_probs=takes_own_log_probs,
             mini_batches=deque(steps),
         )
-        for name, column in row_columns(layout, marks_pads=True).items():
-            data[name] = column
+        data[BATCH_ROW] = torch.tensor(layout.order)
+        data[IS_PADDING] = data[BATCH_ROW] >= n_rows
     tu.assign_non_tensor(data, **to_worker | said)
     return data
 

@@ -62,7 +62,7 @@ def trained_rows(texts, dtype=torch.float64):
 
 def pad_of(rows):
     """A pad beside some rows."""
-    columns = PadTemplate(eos_token_id=3, length=2).fields(rows, list(rows[0]))
+    columns = PadTemplate(eos_token_id=3, length=2).fields(rows)
     return {name: column[0] for name, column in columns.items()}
 
 

@@ -93,7 +93,7 @@ class Batch:
         pass_s = 0.0 if skips else self._pass(plan)[2]
         said: dict[str, Any] = {
             "calculate_entropy": False,
-            "leaves_out": skips,
+            "drops_rows": skips,
             "takes_own_log_probs": skips,
         }
         data = rank.rows_of_call(self._rows, plan, **said)

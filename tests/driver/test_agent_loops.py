@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker, VerlWorker
-from verl_padding.pads.queue import list_rows
+from verl_padding.pads.queue import row_schemas
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -85,7 +85,7 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
     queued = list(queue_content())
     found = {
         key: sorted(names)
-        for names, keys in list_rows(queued, PARTITION)[0].items()
+        for names, keys in row_schemas(queued, PARTITION).keys_by_fields.items()
         for key in keys
     }
     with_teacher = {key for key, names in found.items() if TEACHER in names}

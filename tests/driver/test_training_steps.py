@@ -213,7 +213,6 @@ def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
         "algorithm.gamma=0.5",
         "algorithm.lam=1",
     )
-    trainer.critic_wg = SimpleNamespace(_dispatch_info={"train": [0, 1]})
     first, other = (ordered_uid(7, place) for place in range(2))
     rows = {
         f"{first}_0_0": ([5], [6]),

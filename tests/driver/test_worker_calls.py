@@ -145,7 +145,7 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
     assert ("no_lora_adapter" in values, values[CALL].timed_as) == (False, "values")
-    # Once verl takes it back by itself, padded_batch.py need not.
+    # Once verl takes it back by itself, worker_calls.py need not.
     workers.compute_log_prob, trainer.actor_rollout_wg = lambda rows: rows, workers
     batch = trainer._compute_ref_log_prob(batch, {})
     assert batch.extra_info["no_lora_adapter"]
@@ -201,7 +201,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     trainer._balance_batch(batch, {})
     padded = trainer.steps.current
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
-    sent = len(padded.call_rows(name, batch))
+    sent = len(padded.worker_batch(name, batch))
 
     def answer_with(change):
         def answer(rows):

@@ -173,7 +173,7 @@ def measure(model, rows, dtype, exact):
         )
         of_plan = plan.figures[UPDATE]
         figures[name] = off(found, exact) | {
-            "pads": of_plan.pads,
+            "pads": plan.layouts[UPDATE].n_pads,
             "sharing_factor": round(of_plan.sharing_factor or 1.0, 2),
             # 0 in the update that follows its own pass: the ratio of the two is 1.
             "largest_log_ratio": max(
@@ -184,7 +184,7 @@ def measure(model, rows, dtype, exact):
     plan = planned(rows, sharing="on", has_pass=True)
     every = as_planned(engine, rows, plan, terms=False)
     plan = planned(rows, sharing="on", zero_advantage=zero_advantage)
-    some = as_planned(engine, rows, plan, terms=False, leaves_out=True)
+    some = as_planned(engine, rows, plan, terms=False, drops_rows=True)
     assert len(every[0]) - len(some[0]) == len(zero_advantage)
     figures["zero-advantage rows skipped"] = off((every[0], some[1]), every)
     return figures

@@ -37,8 +37,8 @@ def planned(rows, sharing, packer="plan"):
     shape = {"ranks": 2, "mini_prompts": 2, "has_pass": True}
     plan = plan_rows(rows, BUDGET, sharing=sharing, packer=packer, **shape)
     figures = plan.figures[UPDATE]
-    assert figures.optimizer_steps == 2
-    assert figures.pads > 0
+    assert plan.layouts[UPDATE].n_mini_batches == 2
+    assert plan.layouts[UPDATE].n_pads > 0
     if packer == "plan":
         assert figures.sharing_factor > 1.5 if sharing == "on" else figures.micro_batches > 2
     return plan

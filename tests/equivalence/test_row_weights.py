@@ -67,7 +67,7 @@ class WeightedRows(Rows):
 
 
 def weighting(mode, denominator="rows", *, by_session=False):
-    return LossWeighting(mode=mode, by_rows=denominator == "rows", by_session=by_session)
+    return LossWeighting(mode=mode, divides_by_rows=denominator == "rows", by_session=by_session)
 
 
 def gradients_of_the_rows(loss, output_name):

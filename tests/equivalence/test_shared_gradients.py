@@ -51,7 +51,7 @@ def rows():
 def plan(rows):
     """Two mini-batches, with pads."""
     found = plan_rows(rows, BUDGET, sharing="on", ranks=4, mini_prompts=2)
-    assert (found.layouts[CALL].n_mini_batches, found.figures[CALL].pads > 0) == (2, True)
+    assert (found.layouts[CALL].n_mini_batches, found.layouts[CALL].n_pads > 0) == (2, True)
     return found
 
 
@@ -137,11 +137,11 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
     name, mode, denominator, engines, rows, plan
 ):
     sharing, plain = engines
-    loss, by_rows = policy_loss(mode, name), denominator == "rows"
+    loss, divides_by_rows = policy_loss(mode, name), denominator == "rows"
     # verl's means of rows divide by the rows that they get, whatever they are told
-    verls = loss if by_rows else normalize_over_mini_batch(loss)
+    verls = loss if divides_by_rows else normalize_over_mini_batch(loss)
     want = plain_gradients(plain, rows, plan, verls, denominator)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=by_rows)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), divides_by_rows=divides_by_rows)
     assert_same_gradients(got, want)
 
 

@@ -144,7 +144,7 @@ def pad_as_we_do(estimator, n_rows):
     batch = side.trainer._compute_advantage(batch, side.metrics)
     update = side.trainer.steps.current
     update.prepare_call("actor")
-    rows = update.update_rows("actor", batch)
+    rows = update.training_batch("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
     side.call = rows.extra_info[CALL]
     assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows

@@ -10,4 +10,4 @@ def test_sessions_weigh_the_same_where_the_job_says_so():
         config = compose_padded(f"padding.weighting={setting}", "padding.denominator=nominal")
         weighting = loss_weighting(config, check_job(config).padding)
         assert (weighting.mode, weighting.refusal) == ("token-mean", "")
-        assert (weighting.by_session, weighting.by_rows) == (by_session, False)
+        assert (weighting.by_session, weighting.divides_by_rows) == (by_session, False)

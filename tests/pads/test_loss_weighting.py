@@ -41,14 +41,14 @@ def weighed_batches(draw):
 @given(
     batch=weighed_batches(),
     mode=st.sampled_from(MODES),
-    by_rows=st.booleans(),
+    divides_by_rows=st.booleans(),
     by_session=st.booleans(),
 )
 def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
-    batch, mode, by_rows, by_session
+    batch, mode, divides_by_rows, by_session
 ):
     layout, halves, keys, weights, tokens = batch
-    weighting = LossWeighting(mode=mode, by_rows=by_rows, by_session=by_session)
+    weighting = LossWeighting(mode=mode, divides_by_rows=divides_by_rows, by_session=by_session)
     factor_R = loss_factors(layout, keys, weights, tokens, weighting)
     for rows in halves:
         shares, counts = {}, {}
@@ -66,7 +66,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
                     shares[row] = weights[row] / of_session if tokens[row] else 0.0
                 elif mode == "seq-mean-token-mean":
                     shares[row] = counts[row]
-        if mode == "token-sum" or (mode not in TOKEN_MODES and not by_rows):
+        if mode == "token-sum" or (mode not in TOKEN_MODES and not divides_by_rows):
             verls = ours = 1.0
         elif mode == "token-mean":
             verls, ours = (

@@ -31,7 +31,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     padded = upsample(batch, plan_for(batch), TEMPLATE)
     # What the trainer adds once the pads are there.
     put_columns(batch, returns=[torch.ones(n) for n in (3, 2, 9, 1, 9)])
-    rows = padded.update_rows("actor", batch)
+    rows = padded.training_batch("actor", batch)
     layout = padded.plan.layouts["actor"]
     assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
@@ -70,7 +70,7 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     read = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         batch.reorder(order)
-        rows = padded.update_rows("actor", batch)
+        rows = padded.training_batch("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         told = rows.extra_info[CALL]
         read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.mini_batches)))
@@ -84,14 +84,14 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
 WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 
 
-BY_ROWS = LossWeighting(mode="seq-mean-token-mean")
+DEFAULT_WEIGHTING = LossWeighting(mode="seq-mean-token-mean")
 
 
-def sent(batch, weighting=BY_ROWS):
+def sent(batch, weighting=DEFAULT_WEIGHTING):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=weighting)
     padded.put_pads()
-    rows = padded.update_rows("actor", batch)
+    rows = padded.training_batch("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded.pads)
     assert data[IS_PADDING].any()
@@ -106,7 +106,7 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
     batch = put_rows(
         WEIGHED_LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)]
     )
-    real, data = sent(batch, BY_ROWS)
+    real, data = sent(batch, DEFAULT_WEIGHTING)
     assert list(real.values()) == [
         2.0,
         0.5,
@@ -123,7 +123,7 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
     batch = put_rows(WEIGHED_LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=BY_ROWS)
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=DEFAULT_WEIGHTING)
     content = queue_content()
     with pytest.raises(
         PaddingDataError,

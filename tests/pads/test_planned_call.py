@@ -11,7 +11,7 @@ def test_a_mini_batch_counts_what_all_ranks_train_and_what_is_left_out():
     counts = {"trained_tokens": 2, "trained_rows": 1, "reporting_ranks": 1}
     held = {"local_batches": ((0, 1), (2, 4))} | counts
     told = MiniBatch(**held, rows_with_loss=3, all_loss_tokens=10)
-    assert mini_batches(layout, trained_R, tokens_R, leaves_out=True) == [told]
-    assert mini_batches(layout, trained_R, tokens_R, by_rows=False) == [
+    assert mini_batches(layout, trained_R, tokens_R, drops_rows=True) == [told]
+    assert mini_batches(layout, trained_R, tokens_R, divides_by_rows=False) == [
         MiniBatch(**held, rows_with_loss=None)
     ]

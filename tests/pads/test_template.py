@@ -98,7 +98,7 @@ def test_routes_are_distinct_in_range_and_even_over_the_experts():
         routed_experts=lambda p, r: torch.full((p + r, *shape), 127, dtype=torch.uint8)
     )
     template = PadTemplate(eos_token_id=EOS, length=4)
-    routes = template.fields(rows, ["routed_experts"], n_pads=33)["routed_experts"].numpy()
+    routes = template.fields(rows, n_pads=33)["routed_experts"].numpy()
     assert (routes.shape, routes.dtype) == ((33, 4, *shape), np.uint8)
     assert all(len(set(slots)) == 8 for slots in routes.reshape(-1, 8).tolist())
     for layer in range(shape[0]):
@@ -113,14 +113,14 @@ def test_routes_are_distinct_in_range_and_even_over_the_experts():
 
 def test_routes_reach_the_experts_of_every_source_row():
     rows = rows_with(routed_experts=lambda p, r: torch.tensor([0, r]).expand(p + r, 1, 2))
-    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"], n_pads=2)
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, n_pads=2)
     assert set(routes["routed_experts"].flatten().tolist()) == set(range(1 + 6))
 
 
 @pytest.mark.parametrize("experts", [(3, 11, 6, 9), (0, 0, 0, 0)])
 def test_routes_are_distinct_and_stay_among_those_of_the_rows(experts):
     rows = rows_with(routed_experts=lambda p, r: torch.tensor(experts).expand(p + r, 2, 4))
-    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows)
     assert 0 <= routes["routed_experts"].min() <= routes["routed_experts"].max() <= max(*experts, 3)
     assert all(len(set(each)) == 4 for each in routes["routed_experts"].reshape(-1, 4).tolist())
 

@@ -7,5 +7,5 @@ def test_a_batch_has_as_many_pads_as_the_call_that_needs_most():
     # Of three rows; numbers from 3 on are pads.
     actor = Layout(n_rows=3, rows_MDK=((((0, 2), (3,)), ((1,), (4, 5))),))
     ref = Layout(n_rows=3, rows_MDK=((((0, 2),), ((1, 3),)),))
-    assert BatchPlan(layouts={"actor": actor, "ref": ref}).n_pads == 3
-    assert BatchPlan(layouts={}).n_pads == 0
+    assert BatchPlan(layouts={"actor": actor, "ref": ref}, figures={}).n_pads == 3
+    assert BatchPlan(layouts={}, figures={}).n_pads == 0

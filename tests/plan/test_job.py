@@ -10,5 +10,5 @@ JOB = Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inferen
 
 
 def test_sharing_without_the_plans_packer_is_refused():
-    with pytest.raises(PlanError, match=r"sharing='on' with packer='verl'.*packer='plan'"):
+    with pytest.raises(PlanError, match=r"sharing='on' with padding.packer='verl'.*packer='plan'"):
         replace(JOB, sharing="on")

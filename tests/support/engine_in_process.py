@@ -133,8 +133,8 @@ def cut_as_planned(
     *,
     token_budget,
     factor_R=None,
-    by_rows=True,
-    leaves_out=False,
+    divides_by_rows=True,
+    drops_rows=False,
     **said,
 ):
     """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a
@@ -142,15 +142,17 @@ def cut_as_planned(
 
     Args:
         factor_R: of each row, if rows weigh differently.
-        by_rows: whether losses that weigh rows divide by those of the mini-batch.
-        leaves_out: whether the update may leave rows out.
+        divides_by_rows: whether losses that weigh rows divide by those of the mini-batch.
+        drops_rows: whether the update may leave rows out.
         said: non-tensor data of every micro-batch, beside what each update says.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     data = rows_of_call(rows, plan, call)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    steps = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows, leaves_out=leaves_out)
+    steps = mini_batches(
+        layout, trained_R, tokens_R, divides_by_rows=divides_by_rows, drops_rows=drops_rows
+    )
     shape = {
         "use_dynamic_bsz": True,
         "max_token_len_per_gpu": token_budget,

@@ -20,8 +20,8 @@ def padded_group(
     """
     update: Any = SimpleNamespace(
         prepare_call=lambda call: None,
-        update_rows=padded.update_rows,
-        call_rows=padded.call_rows,
+        training_batch=padded.training_batch,
+        worker_batch=padded.worker_batch,
         plan=padded.plan,
         note_work=note_work,
     )

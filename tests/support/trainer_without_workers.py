@@ -7,15 +7,14 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
-from verl_padding.driver.receipts import Receipts
+from verl_padding.driver.called_methods import CalledMethods
 from verl_padding.driver.training_steps import TrainingSteps
-from verl_padding.job.calls import CALLS
 
 
-class _NothingExpected(Receipts):
+class _NothingExpected(CalledMethods):
     """Of tests that call some of a step's methods alone."""
 
-    def _expect(self, what, *methods):
+    def _require(self, period, *methods):
         pass
 
 
@@ -45,12 +44,13 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
-    trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = SimpleNamespace(
+    workers = SimpleNamespace(
         execute_with_func_generator=lambda function: DataProto(),
-        _dispatch_info={call.mesh: list(range(dp_size)) for call in CALLS},
+        _dispatch_info={mesh: [*range(dp_size)] for mesh in ("actor", "ref", "train")},
     )
+    trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = workers
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
-    trainer.receipts = _NothingExpected(trainer)
+    trainer.called_methods = _NothingExpected(trainer)
     trainer.steps.has_probed = True  # there is no model whose rows could leak
     return trainer

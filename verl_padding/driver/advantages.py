@@ -25,9 +25,9 @@ from verl_padding.pads.columns import jagged
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
-from verl_padding.prefix_sharing.repeated_tokens import number_tokens
+from verl_padding.prefix_sharing.repeated_tokens import MASK, number_tokens
 
-MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
+SCORES, REWARDS, VALUES = "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL,
 values with a critic."""

@@ -51,7 +51,7 @@ def parts_by_role(
             one of another role continues the nearest of its own before that.
     """
     for role in dict.fromkeys(role_R):
-        rows = [row for row, each in enumerate(role_R) if each == role]
+        rows = [row for row, own in enumerate(role_R) if own == role]
         place_of = {row: place for place, row in enumerate(rows)}
         continued: list[int | None] = []
         for row in rows:

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.job import metric_names as names
+from verl_padding.pads.loss_weighting import Floats
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
@@ -18,7 +19,6 @@ from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 ADVANTAGES, SCORES = FIELDS = "advantages", "rm_scores"
 """Fields of verl's rows that are read, beside their token ids."""
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

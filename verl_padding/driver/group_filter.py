@@ -45,7 +45,7 @@ def filter_groups_by_sessions(buffer: Any, *, by_role: bool) -> Any:
                 views[role]._dapo_classification_cache = defaultdict(dict)
             # Two rows of session 0 and one of session 1 are two votes: verl sees the last of each.
             view = views[role]
-            with_role = [key for key, each in zip(keys, role_R, strict=True) if each == role]
+            with_role = [key for key, own in zip(keys, role_R, strict=True) if own == role]
             last_S = [with_role[session[-1]] for session in rows_of_sessions(with_role)]
             uids = set(map(uid_of_key, last_S))
             view.partitions = {partition_id: {key: rows[key] for key in last_S}}

@@ -7,9 +7,9 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
+from verl_padding.driver.called_methods import CalledMethods, tracked
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
-from verl_padding.driver.receipts import Receipts, leaves_receipt
 from verl_padding.driver.samples import compute_advantages
 from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
@@ -59,17 +59,17 @@ class PaddedTrainer(VerlTrainer):
     """The job's steps, after setup."""
 
     def __init__(self, config: DictConfig):
-        self.receipts = Receipts(self)
+        self.called_methods = CalledMethods(self)
         self._job = prepare_job(config)
         self._prompt_names = PromptNames()
         super().__init__(config)
 
-    @leaves_receipt
+    @tracked
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
         self._job.check_models()  # the model is at hand now, and no worker has started
 
-    @leaves_receipt
+    @tracked
     def _build_replay_buffer(self) -> Any:
         by_role = self._job.padding.baseline == "role"
         return filter_groups_by_sessions(super()._build_replay_buffer(), by_role=by_role)
@@ -79,21 +79,21 @@ class PaddedTrainer(VerlTrainer):
         clear_leftovers(TRAIN)
         self.steps = TrainingSteps(self, self._job)
 
-    @leaves_receipt
+    @tracked
     def fit(self, agent_loop_manager: Any) -> None:
         before = self.global_steps
         super().fit(agent_loop_manager)
         # verl counts one more where it has trained nothing.
         if self.global_steps > before + 1:
-            self.receipts.check_metrics_ran()
-        self.steps.log_saved()
+            self.called_methods.check_metrics_ran()
+        self.steps.log_savings()
 
-    @leaves_receipt
+    @tracked
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
         return super().step(metrics, timing_raw)
 
-    @leaves_receipt
+    @tracked
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
         batch = super()._fetch_one_gen_batch()
@@ -102,35 +102,36 @@ class PaddedTrainer(VerlTrainer):
         )
         return batch
 
-    @leaves_receipt
+    @tracked
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> KVBatchMeta:
         with self.steps.local_update(metrics):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-            self.receipts.end_local_update()
+            self.called_methods.end_local_update()
             self.steps.hide_rows_without_loss(batch)
             return batch
 
-    @leaves_receipt
+    @tracked
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> KVBatchMeta:
-        self.steps.plan(batch, metrics)
+        # Replaces verl's balancing; what verl logs of it is in PlannedUpdate.metrics.
+        self.steps.plan_and_put_pads(batch, metrics)
         return batch
 
-    @leaves_receipt
+    @tracked
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._job.skips_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 
-    @leaves_receipt
+    @tracked
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         by_verl = super()._compute_advantage
         return compute_advantages(batch, metrics, by_verl, self._job, self.steps.current)
 
-    @leaves_receipt
+    @tracked
     def _compute_metrics(
         self,
         batch: KVBatchMeta,
@@ -139,11 +140,11 @@ class PaddedTrainer(VerlTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        self.receipts.end_step(saved="save_checkpoint" in timing_raw)
+        self.called_methods.end_step(checkpointed="save_checkpoint" in timing_raw)
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
         self.steps.compute_metrics(metrics, timing_raw)
 
-    @leaves_receipt
+    @tracked
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():
             super()._save_checkpoint()

@@ -3,16 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from verl.utils.profiler import simple_timer
 
-from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
-    layout_of_ranks,
+    layout_for_verl_metrics,
     plan_metrics,
     rank_token_metrics,
 )
@@ -22,9 +21,8 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
-from verl_padding.job.verl_job import VerlJob, translate_plan_error
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta, clear, read_fields
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
@@ -32,7 +30,7 @@ from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
-from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
+from verl_padding.prefix_sharing.repeated_tokens import MASK, mask_repeated_tokens
 from verl_padding.record.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
@@ -50,9 +48,8 @@ class PlannedUpdate(PaddedBatch):
     """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
     from :meth:`put_pads` to :meth:`close`.
 
-    The batch is put in the order of the data set, in place: its rows come in the order in which
-    their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
-    planned; by then, masks of repeated tokens alone have been changed.
+    A PaddingDataError refuses rows that cannot be planned. Masks of repeated tokens may have been
+    changed by then, and the pass for old log-probs been kept.
 
     Args:
         step: the global step.
@@ -87,14 +84,13 @@ class PlannedUpdate(PaddedBatch):
         self._work: dict[str, float] = dict.fromkeys(counted, 0)
         """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
         with simple_timer(PLAN_SECONDS, self.seconds):
-            batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.tags)
             self.prefixes = PrefixDetection(batch, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys:
                 self._prepare_rows(batch)
             self._has_pass = not job.skips_old_log_probs
-            self._shape = job.planner_job(
+            self._planner_job = job.planner_job(
                 dp_sizes=dp_sizes,
                 updates_actor=job.updates_actor(step),
                 seed=seed,
@@ -110,13 +106,8 @@ class PlannedUpdate(PaddedBatch):
                 may_branch=self.may_branch,
                 timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
-                drops_zero_advantage=job.skips_zero_advantage_rows,
+                drops_zero_advantage=job.drops_zero_advantage,
             )
-        # Refuses rows of which an agent loop has not said what their advantages need.
-        if job.padding.advantages == "session":
-            _ = self.prefixes.parent_R
-        if job.padding.baseline == "role":
-            _ = self.role_R
 
     def _prepare_rows(self, batch: KVBatchMeta) -> None:
         self._keep_pass_that_rows_need(batch)
@@ -142,9 +133,9 @@ class PlannedUpdate(PaddedBatch):
         them, or verl's trainer something that a row has."""
         if not self._job.skips_old_log_probs:
             return
-        incompatibilities, job = [], self._job.planner_job()
-        if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
-            setting = f"padding.optimizer_steps={job.optimizer_steps}"
+        incompatibilities, planner_job = [], self._job.planner_job()
+        if (steps := planner_job.steps_of_batch(planner_job.updates[ACTOR], len(batch))) > 1:
+            setting = f"padding.optimizer_steps={planner_job.optimizer_steps}"
             why = f"the second of {steps} optimizer steps needs old log-probs"
             incompatibilities.append(Incompatibility(setting, why, "Set it to configured."))
         correction = self._job.config.algorithm.get("rollout_correction")
@@ -160,24 +151,26 @@ class PlannedUpdate(PaddedBatch):
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
-        shape, tries = self._shape, None
+        planner_job, tries = self._planner_job, None
         if self.may_branch is not None:
-            shape, tries = replace(shape, may_branch=self.may_branch), self.prefixes.by_outputs
+            planner_job = replace(planner_job, may_branch=self.may_branch)
+            tries = self.prefixes.by_outputs
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
-            plan = plan_batch(Rows.from_keys(keys, self._tokens_R, tries, dropped), shape)
+            plan = plan_batch(Rows.from_keys(keys, self._tokens_R, tries, dropped), planner_job)
         except PlanError as refusal:
-            raise PaddingDataError(
-                f"step {self._step}: {translate_plan_error(refusal)}"
-            ) from refusal
+            raise PaddingDataError(f"step {self._step}: {refusal}") from refusal
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
         return plan
 
-    @cached_property
-    def role_R(self) -> list[str]:
-        """The role of each row; a PaddingDataError if one has none."""
-        return read_roles(self.batch.keys, self.batch.partition_id)
+    def check_extra_fields(self) -> None:
+        """Refuses rows of which an agent loop has not said what their advantages need, with a
+        PaddingDataError."""
+        if self._job.padding.advantages == "session":
+            _ = self.prefixes.parent_R
+        if self._job.padding.baseline == "role":
+            read_roles(self.batch.keys, self.batch.partition_id)
 
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
@@ -200,7 +193,7 @@ class PlannedUpdate(PaddedBatch):
                     "Set it to True.",
                 )
             self._has_updated = True
-        if job.skips_zero_advantage_rows:
+        if job.drops_zero_advantage:
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
@@ -219,17 +212,17 @@ class PlannedUpdate(PaddedBatch):
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
         so in the log where the plan has fewer: then it is slower than planned, and takes more
         memory."""
-        layout, figures = self.plan.layouts[call], self.plan.figures[call]
+        layout = self.plan.layouts[call]
         computed = tokens - epochs * layout.n_pads * self.pad_length
-        row_tokens = epochs * round(figures.computed_tokens * figures.sharing_factor)
+        dropped = epochs * sum(self._tokens_R[row] for row in chain(*layout.dropped))
         # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100
         # are computed, 60 and 40 saved.
         shared, zero_advantage, _ = names.SAVED_TOKENS
         self._work[names.ALL_COMPUTED_TOKENS] += computed
-        self._work[shared] += row_tokens - computed
-        self._work[zero_advantage] += epochs * sum(self._tokens_R) - row_tokens
+        self._work[shared] += epochs * sum(self._tokens_R) - dropped - computed
+        self._work[zero_advantage] += dropped
         self._has_pass |= call == LOG_PROB
-        if computed > (planned := epochs * figures.computed_tokens):
+        if computed > (planned := epochs * self.plan.figures[call].computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
                 f"{planned:,} of the plan",
@@ -239,13 +232,13 @@ class PlannedUpdate(PaddedBatch):
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get of all rows."""
         layouts = self.plan.layouts
-        found = plan_metrics(self.plan, self._tokens_R, self.pad_length) | self.seconds
+        metrics = plan_metrics(self.plan, self._tokens_R, self.pad_length) | self.seconds
         if self.repeated_tokens is not None:
-            found[names.REPEATED_TOKENS] = self.repeated_tokens
-        if self._job.skips_zero_advantage_rows and ACTOR in layouts:
-            left_out = sum(map(len, layouts[ACTOR].dropped))
-            found[names.DROPPED_ROWS.format(update=ACTOR)] = left_out
-        return found | rank_token_metrics(self.first_plan, self._tokens_R, self.pad_length)
+            metrics[names.REPEATED_TOKENS] = self.repeated_tokens
+        if self._job.drops_zero_advantage and ACTOR in layouts:
+            n_dropped = sum(map(len, layouts[ACTOR].dropped))
+            metrics[names.DROPPED_ROWS.format(update=ACTOR)] = n_dropped
+        return metrics | rank_token_metrics(self.first_plan, self._tokens_R, self.pad_length)
 
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
@@ -263,7 +256,7 @@ class PlannedUpdate(PaddedBatch):
     @property
     def n_counted_pads(self) -> int:
         """Pads that ``global_seqlen/*`` counts: by the plan of all rows."""
-        layout = layout_of_ranks(self.first_plan)
+        layout = layout_for_verl_metrics(self.first_plan)
         return layout.n_pads if layout else 0
 
     def trained_rows(self) -> TrainedRows:
@@ -285,5 +278,5 @@ def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:
     rows = read_fields(batch.keys, batch.partition_id, ("advantages", MASK))
     mask_R = rows[MASK].unbind()
     pairs = enumerate(zip(rows["advantages"].unbind(), mask_R, strict=True))
-    found = [row for row, (advantage, mask) in pairs if not (advantage * mask).any()]
-    return sorted(found, key=lambda row: (not mask_R[row].any(), batch.tags[row]["seq_len"], row))
+    idle = [row for row, (advantage, mask) in pairs if not (advantage * mask).any()]
+    return sorted(idle, key=lambda row: (not mask_R[row].any(), batch.tags[row]["seq_len"], row))

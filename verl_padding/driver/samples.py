@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from verl_padding.driver.advantages import (
-    MASK,
     RESULTS,
     REWARDS,
     SCORES,
@@ -33,6 +32,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
+from verl_padding.prefix_sharing.repeated_tokens import MASK
 
 WEIGHTS = "rollout_is_weights"
 
@@ -73,7 +73,7 @@ def compute_advantages(
         parent_R = prefixes.parent_R
     parts = [(batch, parent_R)]
     if by_role:
-        role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
+        role_R = read_roles(batch.keys, batch.partition_id)
         parts = list(parts_by_role(batch, role_R, parent_R))
     trained_keys = {batch.keys[row] for row in trained}
     for part, continued in parts:

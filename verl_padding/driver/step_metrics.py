@@ -50,7 +50,7 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
     return metrics
 
 
-def layout_of_ranks(plan: BatchPlan) -> Layout | None:
+def layout_for_verl_metrics(plan: BatchPlan) -> Layout | None:
     """The layout by which verl's metrics count what ranks get: that of the actor's update, or of
     another call in a step without; None while a warm-up trains nothing and no pass runs."""
     return plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()), None)
@@ -74,7 +74,7 @@ def rank_token_metrics(
     plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
 ) -> dict[str, float]:
     """verl's metrics of what a rank gets."""
-    if (layout := layout_of_ranks(plan)) is None:
+    if (layout := layout_for_verl_metrics(plan)) is None:
         return {}
     lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
     partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()

@@ -26,6 +26,7 @@ from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
+from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
@@ -42,7 +43,7 @@ TRAIN = "train"
 def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
     for name in ("_compute_old_log_prob", "_update_actor", "_step_once"):
-        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
             why = "your own trainer may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."
@@ -52,8 +53,8 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
 class TrainingSteps:
     """The steps of a trainer of verl that has been set up; its worker groups are wrapped here.
 
-    :meth:`plan` comes before the worker calls of a local update, :meth:`local_update` is around it,
-    and :meth:`compute_metrics` after the local updates of a global step.
+    :meth:`plan_and_put_pads` comes before the worker calls of a local update, :meth:`local_update`
+    is around it, and :meth:`compute_metrics` after the local updates of a global step.
     """
 
     def __init__(self, trainer: Any, job: VerlJob):
@@ -65,7 +66,7 @@ class TrainingSteps:
         self._schema = Schema(job.padding.fields)
         self._said: set[str] = set()  # in the log
         self._updates: list[PlannedUpdate] = []  # of the global step
-        self._saved: Counter[str] = Counter()
+        self._savings: Counter[str] = Counter()
         self._show_savings()
         self.has_probed = False
         """Whether the models have shown that they keep packed rows apart."""
@@ -74,12 +75,17 @@ class TrainingSteps:
         """Begins a global step."""
         self._updates = []
 
-    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
+    def plan_and_put_pads(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Plans the rows of a local update, and puts their pads.
+
+        The batch is put in the order of the data set, in place: its rows come in the order in which
+        their sessions ended, which no run repeats.
+        """
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
             probe_models(self._worker_groups, self._job, batch)
             self.has_probed = True
+        batch.reorder(data_order(batch.keys))
         step = self._trainer.global_steps
         update = PlannedUpdate(
             self._job,
@@ -94,13 +100,14 @@ class TrainingSteps:
             },
             log_once=self._log_once,
         )
+        update.check_extra_fields()
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = update
         with simple_timer("timing_s/padding/upsample", update.seconds):
             update.put_pads()
-        metrics.update(update.metrics())
+        metrics |= update.metrics()
 
     def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:
         """The update that has planned a worker call; a PaddingDataError for a call that it has not
@@ -116,8 +123,8 @@ class TrainingSteps:
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
-        """A with-block that plans and makes a local update; its pads are taken out at the end,
-        whatever happens."""
+        """Around verl's ``_step_once``: takes the pads out afterwards, whatever happens, and adds
+        the update's metrics."""
         try:
             yield
         finally:
@@ -125,9 +132,9 @@ class TrainingSteps:
             if update is not None:
                 update.close()
         assert update is not None, "a local update without a plan"
-        metrics.update(made := update.final_metrics())
-        self._saved.update(made)
-        metrics.update(step_metrics.worker_metrics(metrics))
+        final = update.final_metrics()
+        self._savings.update(final)
+        metrics |= final | step_metrics.worker_metrics(metrics)
         if self._job.padding.timing:
             update.timings = read_timings(self._worker_groups)
         self._updates.append(update)
@@ -148,16 +155,15 @@ class TrainingSteps:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         rows_of = [update.trained_rows() for update in self._updates]
-        metrics.update(batch_metrics.session_metrics(rows_of))
-        metrics.update(batch_metrics.advantage_metrics(rows_of))
+        metrics |= batch_metrics.session_metrics(rows_of)
+        metrics |= batch_metrics.advantage_metrics(rows_of)
         # In the place of what verl's trainer has computed just before, of real rows alone.
-        tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
-        tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
-        response = sum(int(rows.response_R.sum()) for rows in rows_of)
-        response += sum(update.n_counted_pads for update in self._updates)  # a token each
+        tokens = response = 0
+        for update, rows in zip(self._updates, rows_of, strict=True):
+            tokens += int(rows.tokens_R.sum()) + update.n_counted_pads * update.pad_length
+            response += int(rows.response_R.sum()) + update.n_counted_pads  # a token each
         n_gpus = self._trainer._get_n_gpus_for_throughput()
-        performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
-        metrics.update(performance)
+        metrics |= step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
         write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
@@ -186,9 +192,9 @@ class TrainingSteps:
         """Says in the log which savings the job has, once and again where it loses one."""
         self._log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
 
-    def log_saved(self) -> None:
+    def log_savings(self) -> None:
         """Says in the log what the savings have left out, at the end of a run."""
-        if line := saved_line(self._saved):
+        if line := saved_line(self._savings):
             self._log_once(line)
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:

@@ -15,6 +15,7 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
+from verl_padding.pads.padded_batch import NO_ADAPTER
 from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
@@ -74,24 +75,27 @@ class PaddedWorkerGroup:
         update = update_for(call.name, batch)
         update.prepare_call(call.name)
         self._worker_group.execute_with_func_generator(start_call)
-        make = update.update_rows if call.trains else update.call_rows
+        make = update.training_batch if call.trains else update.worker_batch
         sent = make(call.name, batch)
+        # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
+        # LoRA critic would compute values without its adapter, with no word in the log.
+        batch.extra_info.pop(NO_ADAPTER, None)
         output = target(sent, *args, **kwargs)
         # The critic's calls answer with a future of each rank's answer, for which verl waits next.
         answers = ray.get(getattr(output, "futures", []))
         work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
         epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
-        tokens = check_work(call, update.plan.layouts[call.name], epochs, work)
-        update.note_work(call.name, tokens, epochs)
+        check_steps(call, update.plan.layouts[call.name], epochs, work)
+        update.note_work(call.name, sum(done[TOKENS] for done in work), epochs)
         if call.trains:
             return output
         if isinstance(output, KVBatchMeta):
             answers = [output]
             output = rows_like(output, batch.keys, batch.tags)
             output.extra_info.pop(CALL, None)
-        if (came := sum(map(n_rows, answers))) != len(sent):
+        if (n_outputs := sum(map(n_rows, answers))) != len(sent):
             raise PaddingDataError(
-                f"worker call {call.name!r}: outputs of {came} came back for "
+                f"worker call {call.name!r}: outputs of {n_outputs} came back for "
                 f"{plural(len(sent), 'row')} sent. See the workers' logs."
             )
         return output
@@ -99,34 +103,29 @@ class PaddedWorkerGroup:
 
 def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    given = tree_leaves((args, kwargs))
-    if rows := [each for each in given if isinstance(each, KVBatchMeta)]:
+    leaves = tree_leaves((args, kwargs))
+    if batches := [leaf for leaf in leaves if isinstance(leaf, KVBatchMeta)]:
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
-            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
+            f"worker call {name!r}: {plural(len(batches[0]), 'row')} in TransferQueue would reach "
             "workers without pads, as this call is not planned. Send it the rows' data as a "
             "TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
 
 
-def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]) -> int:
-    """Compares what the ranks have done in a call with its plan.
-
-    Returns: the tokens that reached their models, of pads too.
-
-    Raises:
-        PaddingError: a rank has taken other optimizer steps than planned, or not one step of the
-            scheduler of the learning rate after them.
-    """
-    wanted = (epochs * layout.n_mini_batches, 1) if call.trains else (0, 0)
+def check_steps(
+    call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]
+) -> None:
+    """Refuses a rank that has taken other optimizer steps than planned, or not one step of the
+    scheduler of the learning rate after them, with a PaddingError."""
+    planned = (epochs * layout.n_mini_batches, 1) if call.trains else (0, 0)
     for rank, done in enumerate(work):
-        if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
+        if (taken := (done[STEPS], done[SCHEDULER_STEPS])) != planned:
             raise PaddingError(
-                f"worker call {call.name!r}: rank {rank} took {found} (optimizer, scheduler) "
-                f"steps, but {wanted} are planned. Use verl 0.9.1, or train without +padding."
+                f"worker call {call.name!r}: rank {rank} took {taken} (optimizer, scheduler) "
+                f"steps, but {planned} are planned. Use verl 0.9.1, or train without +padding."
             )
-    return sum(done[TOKENS] for done in work)
 
 
 def dp_size(worker_group: Any, mesh_name: str) -> int:
@@ -163,8 +162,8 @@ def wrap_worker_groups(
 
 def block_savings(job: VerlJob, answer: Any) -> None:
     """Blocks what the workers have answered that blocks a saving, and what needs that saving."""
-    for found in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
-        for saving, incompatibility in found:
+    for of_rank in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
+        for saving, incompatibility in of_rank:
             job.savings.block(saving, [incompatibility])
     if not job.savings.is_on(PACKER):
         job.savings.block(SHARING, job.savings.incompatibilities[PACKER])

@@ -32,10 +32,10 @@ def _when_imported(name: str, failure: str) -> Callable[[Hook], Hook]:
 
 
 @_when_imported("verl.utils.config", "verl's check of a batch's rows could not be turned off")
-def _disable_divisibility_check(config: ModuleType) -> None:
-    from verl_padding.driver.divisibility_check import disable_divisibility_check
+def _wrap_validate_config(config: ModuleType) -> None:
+    from verl_padding.driver.validate_config import wrap_validate_config
 
-    disable_divisibility_check(config)
+    wrap_validate_config(config)
 
 
 @_when_imported("omegaconf", "the version could not be registered with OmegaConf")

@@ -18,7 +18,7 @@ def loss_weighting(config: DictConfig, padding: PaddingConfig) -> LossWeighting:
     mode, by_session = config.actor_rollout_ref.actor.loss_agg_mode, padding.weighting == "session"
     return LossWeighting(
         mode=mode,
-        by_rows=padding.denominator == "rows",
+        divides_by_rows=padding.denominator == "rows",
         by_session=by_session,
         refusal=_refusal_of_policy_loss(config, mode, by_session),
     )

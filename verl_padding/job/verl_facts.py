@@ -2,7 +2,7 @@
 
 A method that verl no longer calls, or a key that it no longer reads, would leave a part of the
 plug-in out, and mostly without an error. ``verl_check.py`` refuses what needs a fact that does not
-hold; what no source shows, a step does (``driver/receipts.py``).
+hold; what no source shows, a step does (``driver/called_methods.py``).
 """
 
 from dataclasses import dataclass

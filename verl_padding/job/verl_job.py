@@ -2,7 +2,6 @@
 model forbids."""
 
 import logging
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from math import lcm
@@ -43,13 +42,6 @@ logger = logging.getLogger(__name__)
 MIN_BRANCH_TOKENS = 128
 """Of models with linear attention: a row that branches off another makes two pieces, and the rule's
 kernels keep a state for each 64 tokens in any case."""
-
-
-def translate_plan_error(refusal: PlanError) -> str:
-    """What the planner refuses, in the words of a job's settings: ``padding.seed=`` for
-    ``seed=``."""
-    message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", str(refusal))
-    return re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", message)
 
 
 class VerlJob:
@@ -98,7 +90,7 @@ class VerlJob:
         return self.savings.is_on(OLD_LOG_PROBS)
 
     @property
-    def skips_zero_advantage_rows(self) -> bool:
+    def drops_zero_advantage(self) -> bool:
         """Whether the actor's update computes nothing for rows without an advantage."""
         return self.savings.is_on(ZERO_ADVANTAGE_ROWS)
 
@@ -226,7 +218,7 @@ class VerlJob:
                 seed=padding.seed if seed is None else seed,
             )
         except PlanError as refusal:
-            raise PaddingConfigError(translate_plan_error(refusal)) from refusal
+            raise PaddingConfigError(str(refusal)) from refusal
 
     def _planned_call(self, name: str, dp_sizes: Mapping[str, int]) -> Pass | Update:
         """A worker call as the planner knows it."""
@@ -242,7 +234,7 @@ class VerlJob:
             prompts_per_mini_batch=role.ppo_mini_batch_size,
             mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
             shuffle=bool(role.shuffle),
-            drops_zero_advantage=name == ACTOR and self.skips_zero_advantage_rows,
+            drops_zero_advantage=name == ACTOR and self.drops_zero_advantage,
             **fields,
         )
 

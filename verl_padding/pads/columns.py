@@ -5,8 +5,6 @@ from collections.abc import Iterable
 import torch
 from tensordict import TensorDict
 
-from verl_padding.plan import Layout
-
 IS_PADDING = "is_padding"
 """Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
 BATCH_ROW = "batch_row"
@@ -23,9 +21,3 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
 def jagged(value_R: Iterable[torch.Tensor]) -> torch.Tensor:
     """A column of values of their own length."""
     return torch.nested.as_nested_tensor(list(value_R), layout=torch.jagged)
-
-
-def row_columns(layout: Layout, *, marks_pads: bool) -> dict[str, torch.Tensor]:
-    """The columns of a call, in the order of its layout."""
-    columns = {BATCH_ROW: torch.tensor(layout.order)}
-    return columns | ({IS_PADDING: columns[BATCH_ROW] >= layout.n_rows} if marks_pads else {})

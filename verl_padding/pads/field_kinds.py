@@ -15,7 +15,7 @@ class Kind(Enum):
     SEQUENCE = "sequence"
     """One value per token of prompt and response."""
     POSITIONS = "positions"
-    """Position ids, tokens last: (L,), (3, L) or (4, L)."""
+    """Position ids, (tokens,), (3, tokens) or (4, tokens)."""
     ROW = "row"
     """One value of a fixed shape per row."""
     OBJECT = "object"

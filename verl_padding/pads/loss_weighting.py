@@ -35,7 +35,7 @@ class LossWeighting:
 
     mode: str
     """verl's ``loss_agg_mode`` of its loss."""
-    by_rows: bool = True
+    divides_by_rows: bool = True
     """Whether a mode that weighs rows divides by their number in the mini-batch, and not by a
     configured one."""
     by_session: bool = False
@@ -99,7 +99,7 @@ def _factors(keys: Sequence[str], w: Floats, n: Floats, weighting: LossWeighting
     with np.errstate(over="ignore"):
         if weighting.mode == TOKEN_MEAN:
             return w * _over(n.sum(), (w * n).sum())
-        if weighting.mode != TOKEN_SUM and weighting.by_rows:
+        if weighting.mode != TOKEN_SUM and weighting.divides_by_rows:
             return w * _over((n > 0).sum(), counts.sum())
     return w
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
+from verl_padding.pads.columns import BATCH_ROW, COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import (
     ACTOR,
     LOSS_WEIGHT,
@@ -38,7 +38,7 @@ from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads
 from verl_padding.plan import BatchPlan
 
-BY_ROWS = LossWeighting(mode=MEAN_OF_TOKENS)
+DEFAULT_WEIGHTING = LossWeighting(mode=MEAN_OF_TOKENS)
 NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
 
@@ -60,7 +60,7 @@ class PaddedBatch:
         timed: whether the workers time micro-batches.
         own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
             policy.
-        drops_zero_advantage: whether it may leave rows out.
+        drops_zero_advantage: whether it may drop rows.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        weighting: LossWeighting = BY_ROWS,
+        weighting: LossWeighting = DEFAULT_WEIGHTING,
         may_branch: bool | None = None,
         timed: bool = False,
         own_old_log_probs: bool = False,
@@ -120,8 +120,9 @@ class PaddedBatch:
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
-    def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of an update, with what the loss must know of each mini-batch.
+    def training_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+        """What workers get in an update: as :meth:`worker_batch`, with what the loss must know of
+        each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
         ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the local mini-batches of
@@ -133,20 +134,18 @@ class PaddedBatch:
             # all rows of a call have, so without this, `advantages` would vanish from every rank
             # that holds a pad.
             pads = select_rows(self.pads, range(layout.n_pads))
-            put_columns(
-                pads, self._new_fields(layout.n_pads, self._fields_put | COLUMN_DTYPES.keys())
-            )
+            put_columns(pads, self._new_fields(layout.n_pads, self._fields_put))
         steps = mini_batches(
             layout,
             [int(mask.sum()) for mask in self.mask_R],
             self.loss_tokens_R,
-            by_rows=self._weighting.by_rows,
-            leaves_out=call == ACTOR and self._drops_zero_advantage,
+            divides_by_rows=self._weighting.divides_by_rows,
+            drops_rows=call == ACTOR and self._drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         assert not takes_own or len(steps) == 1, "a second optimizer step needs old log-probs"
-        rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
+        rows = self.worker_batch(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
         return rows
@@ -157,18 +156,16 @@ class PaddedBatch:
 
     def weights(self, call: str) -> list[float]:
         """What the gradient of each real row's outputs is multiplied by in an update."""
-        return (call == ACTOR and self._factor_R) or [1.0] * len(self.batch)
+        if call != ACTOR or self._factor_R is None:
+            return [1.0] * len(self.batch)
+        return self._factor_R
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
-        weight_R = self.weights(call)
-        trains_R = [
-            bool(mask.any() and weight) for mask, weight in zip(self.mask_R, weight_R, strict=True)
-        ]
-        return sum(
-            not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
-        )
+        rows = enumerate(zip(self.mask_R, self.weights(call), strict=True))
+        trained = {row for row, (mask, weight) in rows if weight and mask.any()}
+        return sum(trained.isdisjoint(rows) for rows in self.plan.layouts[call].rows_M)
 
     @cached_property
     def mask_R(self) -> list[torch.Tensor]:
@@ -184,7 +181,7 @@ class PaddedBatch:
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
-    def call_rows(
+    def worker_batch(
         self,
         call: str,
         batch: KVBatchMeta,
@@ -192,8 +189,9 @@ class PaddedBatch:
         *,
         takes_own_log_probs: bool = False,
     ) -> KVBatchMeta:
-        """The rows of a pass, or of an update of some ``steps``, in the order of its layout, with
-        what workers must know of them. A column marks pads, if a pass has some."""
+        """What workers get in a pass, or in an update of some ``steps``: rows in the order of its
+        layout, and what they must know of them. Its columns are put into TransferQueue; one marks
+        pads, if a pass has some."""
         layout, tries = self.plan.layouts[call], self.plan.tries
         assert not any(layout.dropped) or (call == ACTOR and self._drops_zero_advantage), (
             f"{call} would divide by the rows that it computes"
@@ -204,9 +202,6 @@ class PaddedBatch:
         planned = [*self.batch.keys, *self.pads.keys]
         ordered = [planned[row] for row in layout.order]
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
-        # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
-        # LoRA critic would compute values without its adapter, with no word in the log.
-        batch.extra_info.pop(NO_ADAPTER, None)
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
@@ -220,7 +215,10 @@ class PaddedBatch:
             takes_own_log_probs=takes_own_log_probs,
             mini_batches=deque(steps),
         )
-        put_columns(rows, row_columns(layout, marks_pads=bool(steps or layout.n_pads)))
+        columns = {BATCH_ROW: torch.tensor(layout.order)}
+        if steps or layout.n_pads:
+            columns[IS_PADDING] = columns[BATCH_ROW] >= layout.n_rows
+        put_columns(rows, columns)
         return rows
 
     def _new_fields(self, n_pads: int, leave_out: Collection[str] = ()) -> Columns:
@@ -228,6 +226,4 @@ class PaddedBatch:
         call."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
-        there = dict.fromkeys(name for row in rows for name in row)
-        names = [name for name in there if name not in COLUMN_DTYPES and name not in leave_out]
-        return self._template.fields(rows, names, n_pads)
+        return self._template.fields(rows, {*COLUMN_DTYPES, *leave_out}, n_pads)

@@ -4,7 +4,7 @@ numbers."""
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
 from tensordict import TensorDict
@@ -25,7 +25,7 @@ class MiniBatch:
     local_batches: tuple[RowNumbers, ...]
     """Row numbers of each rank."""
     rows_with_loss: int | None
-    """Rows that have a token with a loss, by their ``loss_mask``, left out or not; None where
+    """Rows that have a token with a loss, by their ``loss_mask``, dropped or not; None where
     losses divide by a configured number."""
     trained_tokens: int
     """Those that ``response_mask`` keeps, of rows that are computed."""
@@ -34,7 +34,7 @@ class MiniBatch:
     reporting_ranks: int
     """Data-parallel ranks that hold some of them."""
     all_loss_tokens: int | None = None
-    """Of an update that may leave rows out: tokens with a loss of all rows, by their ``loss_mask``,
+    """Of an update that may drop rows: tokens with a loss of all rows, by their ``loss_mask``,
     which verl divides by."""
 
 
@@ -75,36 +75,35 @@ def mini_batches(
     trained_tokens_R: Sequence[int],
     loss_tokens_R: Sequence[int],
     *,
-    by_rows: bool = True,
-    leaves_out: bool = False,
+    divides_by_rows: bool = True,
+    drops_rows: bool = False,
 ) -> list[MiniBatch]:
     """The mini-batches of an update, from its real rows.
 
     Args:
         trained_tokens_R, loss_tokens_R: tokens of each that ``response_mask`` and ``loss_mask``
             keep.
-        by_rows: whether losses that weigh rows divide by those of the mini-batch.
-        leaves_out: whether the update may leave rows out.
+        divides_by_rows: whether losses that weigh rows divide by those of the mini-batch.
+        drops_rows: whether the update may drop rows.
     """
-    found = []
+    steps = []
     for local_batches, rows in zip(layout.local_batches, layout.rows_M, strict=True):
+        loss_tokens = [loss_tokens_R[row] for row in rows]
         trained_DR = [
             [trained_tokens_R[row] for row in local_batch if row < layout.n_rows]
             for local_batch in local_batches
         ]
-        found.append(
+        steps.append(
             MiniBatch(
                 local_batches=local_batches,
-                rows_with_loss=sum(loss_tokens_R[row] > 0 for row in rows) if by_rows else None,
+                rows_with_loss=sum(map(bool, loss_tokens)) if divides_by_rows else None,
                 trained_tokens=sum(map(sum, trained_DR)),
-                trained_rows=sum(
-                    tokens > 0 for local_batch in trained_DR for tokens in local_batch
-                ),
+                trained_rows=sum(map(bool, chain(*trained_DR))),
                 reporting_ranks=sum(map(any, trained_DR)),
-                all_loss_tokens=sum(loss_tokens_R[row] for row in rows) if leaves_out else None,
+                all_loss_tokens=sum(loss_tokens) if drops_rows else None,
             )
         )
-    return found
+    return steps
 
 
 def cut_into(layout: Layout) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class PromptNames:
 
 def place_of(uid: str) -> tuple[int, int] | None:
     """Step and place of a uid made by :func:`ordered_uid`; None for any other."""
-    found = _ORDERED.fullmatch(uid)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _ORDERED.fullmatch(uid)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def data_order(keys: Sequence[str]) -> list[int]:

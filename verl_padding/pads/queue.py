@@ -4,6 +4,7 @@ TransferQueue."""
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -13,7 +14,8 @@ import transfer_queue as tq
 import transfer_queue.interface as tq_interface
 from ray.actor import ActorHandle
 from tensordict import TensorDict
-from transfer_queue import BatchMeta, KVBatchMeta
+from transfer_queue import BatchMeta
+from transfer_queue import KVBatchMeta as KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
@@ -22,8 +24,6 @@ from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import uid_of_key
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["KVBatchMeta"]
 
 EXTRA_FIELDS = "extra_fields"
 """Field of a row with what its agent loop says beside verl's own fields."""
@@ -143,33 +143,33 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     return meta
 
 
-def list_rows(
-    keys: Sequence[str], partition_id: str
-) -> tuple[
-    dict[frozenset[str], list[str]],
-    dict[str, dict[str, tuple[int, ...] | None]],
-    dict[str, torch.dtype],
-]:
-    """What TransferQueue's controller knows about some rows; their data is not read.
+@dataclass(frozen=True, kw_only=True)
+class RowSchemas:
+    """The fields of some rows; their data is not read."""
 
-    Returns:
-        Rows grouped by the fields that they have.
-        Field that all rows have -> row -> shape, None of a value that is no tensor.
-        Tensor field of the partition -> dtype of its first put, which all others must have.
+    keys_by_fields: Mapping[frozenset[str], list[str]]
+    """Rows grouped by the fields that they have."""
+    shapes: Mapping[str, Mapping[str, tuple[int, ...] | None]]
+    """Field that all rows have -> row -> shape, None of a value that is no tensor."""
+    dtypes: Mapping[str, torch.dtype]
+    """Tensor field of the partition -> dtype of its first put, which all others must have."""
 
-    Raises:
-        PaddingDataError: a row has a field in another dtype: TransferQueue stores it, does not list
-            it, and says so in its log alone.
+
+def row_schemas(keys: Sequence[str], partition_id: str) -> RowSchemas:
+    """What TransferQueue's controller knows about the fields of some rows.
+
+    A PaddingDataError refuses a row that has a field in another dtype: TransferQueue stores it,
+    does not list it, and says so in its log alone.
     """
     meta = _look_up(keys, partition_id)
     rows = list(meta.global_indexes)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, rows))
     for name, (dtype, _, unlisted_R) in fields.items():
-        for key in compress(keys, unlisted_R):
+        if unlisted := [*compress(keys, unlisted_R)]:
             raise PaddingDataError(
-                f"field {name!r}: TransferQueue has stored it for row {key!r} without listing it, "
-                f"as its dtype, or that of a field before it, is not that of the first put "
-                f"({dtype or 'no tensor'}). Have all rows put each field in one dtype."
+                f"field {name!r}: TransferQueue has stored it for row {unlisted[0]!r} without "
+                "listing it, as its dtype, or that of a field before it, is not that of the first "
+                f"put ({dtype or 'no tensor'}). Have all rows put each field in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(has_R for _, has_R, _ in fields.values()), strict=True)
@@ -180,7 +180,7 @@ def list_rows(
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
         shapes[name] = dict(zip(keys, shape_R, strict=True))
     dtypes = {name: dtype for name, (dtype, _, _) in fields.items() if dtype is not None}
-    return keys_by_fields, shapes, dtypes
+    return RowSchemas(keys_by_fields=keys_by_fields, shapes=shapes, dtypes=dtypes)
 
 
 def _fields_of(

@@ -9,7 +9,7 @@ import torch
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
-from verl_padding.pads.queue import KVBatchMeta, list_rows, read_rows
+from verl_padding.pads.queue import KVBatchMeta, read_rows, row_schemas
 from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding
 
 TOKEN_FIELDS = "prompts", "responses"
@@ -32,13 +32,14 @@ class SourceRows:
     def __init__(self, batch: KVBatchMeta):
         self._batch = batch
         check_no_pads(batch.keys, map(is_padding, batch.tags))
-        self._keys_by_fields, shapes, dtypes = list_rows(batch.keys, batch.partition_id)
-        self._check_columns(dtypes)
+        schemas = row_schemas(batch.keys, batch.partition_id)
+        self._keys_by_fields = schemas.keys_by_fields
+        self._check_columns(schemas.dtypes)
         for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
                     raise missing_field(keys[0], name)
-        lengths = _lengths(batch, shapes)
+        lengths = _lengths(batch, schemas.shapes)
         self._keys = [
             _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
         ]
@@ -119,10 +120,10 @@ def _of_different_lengths(keys: Iterable[str], lengths: Mapping[str, tuple[int, 
     """The first row of each of a few lengths, prompt and response tokens."""
     # Rows of 5 + 3 and 4 + 3 tokens tell a field of prompts from one of responses; two of 4 + 4 do
     # not.
-    found: dict[tuple[int, int], str] = {}
+    key_of: dict[tuple[int, int], str] = {}
     for key in keys:
-        found.setdefault(lengths[key], key)
-    return list(found.values())[:ROWS_PER_KIND]
+        key_of.setdefault(lengths[key], key)
+    return list(key_of.values())[:ROWS_PER_KIND]
 
 
 def check_prompt(key: str | int, tokens: int) -> None:

@@ -23,9 +23,9 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 
 def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> None:
     """Refuses rows of which one is marked as a pad, with a PaddingDataError that names it."""
-    for name in compress(names, is_pad_R):
+    if pads := [*compress(names, is_pad_R)]:
         raise PaddingDataError(
-            f"row {name!r}: tagged {PADDING_TAG}=True, or marked so by a column, before any pad "
+            f"row {pads[0]!r}: tagged {PADDING_TAG}=True, or marked so by a column, before any pad "
             "was made. Clear it, or remove the mark."
         )
 

@@ -24,7 +24,7 @@ ROWS_NAMED = 4
 """Rows whose lengths a message names."""
 EMPTY_OF_ITSELF = (bool, int, float, str, bytes, list, tuple, set)
 Row = Mapping[str, Any]
-"""Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
+"""Fields of a row by name, ``prompts`` and ``responses`` (tokens,) among them."""
 Columns = dict[str, torch.Tensor | NonTensorStack]
 """Field -> its values in some rows, one a row."""
 
@@ -170,16 +170,16 @@ class PadTemplate:
         return dict(zip(LENGTH_TAGS, (*self._lengths, self.length), strict=True))
 
     def fields(
-        self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1
+        self, rows: Sequence[Row], leave_out: Collection[str] = (), n_pads: int = 1
     ) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others
         help find its kind.
 
-        ``names`` are those of some fields of the rows, None for all. A field whose kind is unclear,
-        or that cannot hold what its kind says, is refused with a PaddingDataError.
+        A field whose kind is unclear, or that cannot hold what its kind says, is refused with a
+        PaddingDataError.
         """
         columns: Columns = {}
-        for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
+        for name in dict.fromkeys(name for row in rows for name in row if name not in leave_out):
             with_field = [row for row in rows if name in row]
             # If some rows hold None, the others say what kind of column it is.
             tensors = [row for row in with_field if isinstance(row[name], torch.Tensor)]
@@ -203,13 +203,13 @@ class PadTemplate:
             # Every axis of M-RoPE counts a text token alike.
             return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
         shape = value.shape if length is None else (length, *value.shape[1:])
-        made = value.new_full(shape, self._fills.get(field.fill, 0))
+        values = value.new_full(shape, self._fills.get(field.fill, 0))
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
-            ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
+            ids = torch.tensor(self._image.token_ids, dtype=values.dtype)
             prompt = self._lengths[0]
-            made[prompt - len(ids) : prompt] = ids
-        return made
+            values[prompt - len(ids) : prompt] = ids
+        return values
 
 
 def _routes(value: torch.Tensor, n_experts: int, n_pads: int, length: int) -> torch.Tensor:

@@ -41,13 +41,11 @@ def _whole_image(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image``
     tokens each."""
     pixels = source["pixel_values"]
-    image = int(
-        config["image_token_id"] if "image_token_id" in config else config["image_token_index"]
-    )
+    name = "image_token_id" if "image_token_id" in config else "image_token_index"
     begin, end = int(config["boi_token_index"]), int(config["eoi_token_index"])
     return SmallestImage(
         inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])},
-        token_ids=(begin, *[image] * int(config["mm_tokens_per_image"]), end),
+        token_ids=(begin, *[int(config[name])] * int(config["mm_tokens_per_image"]), end),
     )
 
 

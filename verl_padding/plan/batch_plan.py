@@ -1,7 +1,7 @@
 """The plan of a batch: a layout for every worker call, and the figures that score it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from verl_padding.plan.job import Packer, Sharing
@@ -29,14 +29,6 @@ class LayoutFigures:
     micro_imbalance: float | None
     """As ``imbalance``, but with the slowest rank of each micro-batch, for ranks that wait for each
     other at every one; None if verl's packer cuts them."""
-    optimizer_steps: int
-    """Mini-batches of an epoch; 1 for an inference pass."""
-    pads: int
-    """Pads of the call."""
-    real_rows_min: int
-    """Fewest real rows in a mini-batch."""
-    real_rows_max: int
-    """Most real rows in a mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +41,7 @@ class BatchPlan:
     """``on``: prefixes that rows of a micro-batch have in common are computed once."""
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
-    figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
+    figures: Mapping[str, LayoutFigures]
     """Figures of each layout, by its name."""
     tries: PrefixTries | None = None
     """The rows' common prefixes, if known."""

@@ -51,6 +51,12 @@ class CallCosts:
         """Real rows of the batch."""
         return len(self.tokens_R)
 
+    @property
+    def token_budget(self) -> int:
+        """Of a call whose micro-batches are cut by tokens."""
+        assert self.call.token_budget is not None
+        return self.call.token_budget
+
     @cached_property
     def cost_R(self) -> Int64s:
         """Cost of each real row."""
@@ -100,13 +106,13 @@ class CallCosts:
             rows, batch_I = rows[at], batch_I[at]
         computed = self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
         loads = []
-        for each_I, pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
+        for computed_I, pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
             if self.call.padded_to == "row":
                 load_B = pads_B * pad
-                np.add.at(load_B, batch_I, each_I)
+                np.add.at(load_B, batch_I, computed_I)
             else:
                 largest_B = np.where(pads_B > 0, pad, 0)
-                np.maximum.at(largest_B, batch_I, each_I)
+                np.maximum.at(largest_B, batch_I, computed_I)
                 if self.call.padded_to == "local_batch":
                     largest_D = largest_B.reshape(shape).max(axis=1, initial=0)
                     largest_B = largest_D.repeat(shape[1])

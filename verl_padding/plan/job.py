@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_padding.plan.calls import Call, Pass, StepShape, check_fields
-from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
 
@@ -39,8 +38,8 @@ class Job(StepShape):
         check_fields(self)
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
-                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
-                "that share together; choose packer='plan'"
+                f"padding.sharing={self.sharing!r} with padding.packer={self.packer!r}: only the "
+                "plan keeps rows that share together; choose padding.packer='plan'"
             )
         assert self.updates.keys().isdisjoint(self.inference), "each call has a name of its own"
         for name in self.updates:
@@ -51,11 +50,11 @@ class Job(StepShape):
             if call.padded_to != "row" and self.packer == "verl":
                 raise PlanError(
                     f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens "
-                    "of rows without their padding; choose packer='plan'"
+                    "of rows without their padding; choose padding.packer='plan'"
                 )
             if self.pad_tokens > call.token_budget:
                 raise PlanError(
-                    f"pad_tokens={self.pad_tokens}: a pad does not fit into the "
+                    f"padding.pad_length={self.pad_tokens}: a pad does not fit into the "
                     f"{call.token_budget} tokens of a micro-batch of {name!r}; make pads shorter "
                     f"or raise {call.budget_setting}"
                 )
@@ -64,8 +63,3 @@ class Job(StepShape):
         """Every worker call with its name, updates first."""
         yield from self.updates.items()
         yield from self.inference.items()
-
-    @property
-    def row_cost(self) -> CostModel:
-        """The cost by which ranks are balanced."""
-        return COST_MODELS[self.cost_model]

@@ -78,14 +78,12 @@ class Layout:
         verl cuts the batch into equal chunks, one a rank: for two mini-batches ((0, 1), (2, 3)) and
         ((4,), (5,)) on two ranks the order is 0 1 4 2 3 5.
         """
-        by_rank = zip(*self.local_batches, strict=True)
-        return tuple(
-            row for local_batches in by_rank for local_batch in local_batches for row in local_batch
-        )
+        by_rank = chain.from_iterable(zip(*self.local_batches, strict=True))
+        return tuple(chain.from_iterable(by_rank))
 
     @cached_property
     def rows_M(self) -> tuple[RowNumbers, ...]:
-        """Real rows of each mini-batch, over all ranks, also those that are left out."""
+        """Real rows of each mini-batch, over all ranks, dropped or not."""
         # Denominators and weights are those of all rows of a step, computed or not.
         dropped_M = self.dropped or ((),) * self.n_mini_batches
         held_M = (
@@ -96,5 +94,5 @@ class Layout:
 
     @cached_property
     def real_rows_M(self) -> tuple[int, ...]:
-        """Number of real rows of each mini-batch, left out or not."""
+        """Number of real rows of each mini-batch, dropped or not."""
         return tuple(map(len, self.rows_M))

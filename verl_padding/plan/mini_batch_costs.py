@@ -1,7 +1,8 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied
 and scored."""
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
@@ -31,11 +32,9 @@ class MiniBatchCost:
 
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout."""
-    steps = mini_batch_costs(layout.rows_MDK, costs)
-    total = {
-        field.name: sum(getattr(step, field.name) for step in steps)
-        for field in fields(MiniBatchCost)
-    }
+    total: Counter[str] = Counter()
+    for step in mini_batch_costs(layout.rows_MDK, costs):
+        total.update(vars(step))
     n_micro = None if layout.cut_by == "verl" else total["micro_batches"]
     n_ranks, computed = layout.dp_size, total["computed_tokens"]
     room = (n_micro or 0) * n_ranks * (costs.call.token_budget or 0)
@@ -46,10 +45,6 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         computed_tokens=computed,
         sharing_factor=total["real_tokens"] / computed,
         micro_imbalance=total["micro_slowest"] * n_ranks / total["cost"] if n_micro else None,
-        optimizer_steps=layout.n_mini_batches,
-        pads=layout.n_pads,
-        real_rows_min=min(layout.real_rows_M),
-        real_rows_max=max(layout.real_rows_M),
     )
 
 

@@ -29,14 +29,14 @@ class MiniBatches:
     steps: int = 1
     """Optimizer steps that the batch should take; it takes fewer if its rows are too few."""
 
-    def without(self, zero_advantage: Sequence[int]) -> Self:
-        """The same mini-batches, of which ``zero_advantage`` rows are left out.
+    def drop(self, zero_advantage: Sequence[int]) -> Self:
+        """The same mini-batches, without ``zero_advantage`` rows.
 
         One of zero-advantage rows alone keeps the first of them: its optimizer step happens all the
         same, and logs what it logs.
 
-        >>> without = MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
-        >>> without.rows_M, without.dropped_M
+        >>> rest = MiniBatches(rows_M=[[0, 1], [2, 3]]).drop([1, 3, 2])
+        >>> rest.rows_M, rest.dropped_M
         ([[0], [3]], ((1,), (2,)))
         """
         if not zero_advantage:
@@ -95,51 +95,42 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     # Prompts of 1, 1, 9 and 9 rows in two groups: in order 2 against 18. Either side has two
     # prompts, so a small one is swapped for a large one: 10 against 10.
     groups = [part.tolist() for part in np.array_split(np.arange(len(n_rows_P)), n_groups)]
-    n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
-    while (exchange := _find_exchange(groups, n_rows_M, n_rows_P)) is not None:
-        giver, prompt, taker, returned = exchange
-        groups[giver].remove(prompt)
-        groups[taker].append(prompt)
-        change = n_rows_P[prompt]
-        if returned is not None:
-            groups[taker].remove(returned)
-            groups[giver].append(returned)
-            change -= n_rows_P[returned]
-        n_rows_M[giver] -= change
-        n_rows_M[taker] += change
+    while _exchange_prompts(groups, n_rows_P):
+        pass
     return [sorted(group) for group in groups]
 
 
-def _find_exchange(
-    groups: Groups, n_rows_M: list[int], n_rows_P: Sequence[int]
-) -> tuple[int, int, int, int | None] | None:
-    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker,
-    prompt returned.
+def _exchange_prompts(groups: Groups, n_rows_P: Sequence[int]) -> bool:
+    """Relieves a fullest group, or feeds an emptiest one: a prompt goes from one group to another,
+    and one may come back. False if no exchange brings two groups closer.
 
-    It leaves the two as close as can be, and closer than they are: it moves 1 .. gap - 1 rows.
+    It leaves the two as close as can be: it moves 1 .. gap - 1 rows.
     """
-    by_rows = sorted(range(len(groups)), key=n_rows_M.__getitem__)
-    fullest, emptiest = by_rows[-1], by_rows[0]
-    pairs = [(fullest, taker) for taker in by_rows[:-1]]
-    pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
+    n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
+    emptiest_first = sorted(range(len(groups)), key=n_rows_M.__getitem__)
+    fullest, emptiest = emptiest_first[-1], emptiest_first[0]
+    pairs = [(fullest, taker) for taker in emptiest_first[:-1]]
+    pairs += [(giver, emptiest) for giver in reversed(emptiest_first[1:-1])]
     for giver, taker in pairs:
         gap = n_rows_M[giver] - n_rows_M[taker]
-        returns: list[tuple[int, int | None]] = list(
-            _first_of_size(groups[taker], n_rows_P).items()
-        )
-        if len(groups[giver]) > len(
-            groups[taker]
-        ):  # by one: with nothing returned the two only change roles
-            returns.insert(0, (0, None))
+        returns: dict[int, int | None] = {}
+        if len(groups[giver]) > len(groups[taker]):  # by one: the two only change roles
+            returns[0] = None
+        returns |= _first_of_size(groups[taker], n_rows_P)
         exchanges = [
             (abs(gap - 2 * (out_rows - back_rows)), prompt, returned)
             for out_rows, prompt in _first_of_size(groups[giver], n_rows_P).items()
-            for back_rows, returned in returns
+            for back_rows, returned in returns.items()
         ]
         after, prompt, returned = min(exchanges, key=itemgetter(0))
         if after < gap:
-            return giver, prompt, taker, returned
-    return None
+            groups[giver].remove(prompt)
+            groups[taker].append(prompt)
+            if returned is not None:
+                groups[taker].remove(returned)
+                groups[giver].append(returned)
+            return True
+    return False
 
 
 def _first_of_size(group: list[int], n_rows_P: Sequence[int]) -> dict[int, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass
+from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
@@ -50,7 +51,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     cuts = {
         name: STRATEGIES[job.strategy]
         .cut(rows, job, update)
-        .without(rows.zero_advantage if update.drops_zero_advantage else ())
+        .drop(rows.zero_advantage if update.drops_zero_advantage else ())
         for name, update in job.updates.items()
     }
     # A pass gets as many pads as updates whose mini-batches have a fixed size.
@@ -64,14 +65,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         cut, update = cuts.get(name, whole), reuses_layout_of(job, call)
         inputs[name] = cut, update, layout_key(call)
         same = next(other for other in inputs if inputs[other] == inputs[name])
-        if same == name:
-            costs = costs_of(rows, job, call)
-            if update is None:
-                layouts[name] = fill_local_batches(costs, job.packer, cut)
-            else:
-                layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
-            figures[name] = score_layout(layouts[name], costs)
-        layouts[name], figures[name] = layouts[same], figures[same]
+        if same != name:
+            layouts[name], figures[name] = layouts[same], figures[same]
+            continue
+        costs = costs_of(rows, job, call)
+        if update is None:
+            layouts[name] = fill_local_batches(costs, job.packer, cut)
+        else:
+            layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
+        figures[name] = score_layout(layouts[name], costs)
     return BatchPlan(
         packer=job.packer,
         sharing=job.sharing,
@@ -121,7 +123,7 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
     calls = call, job.updates[name]
-    keys = {replace(layout_key(each), sync_point="micro_batch") for each in calls}
+    keys = {replace(layout_key(one), sync_point="micro_batch") for one in calls}
     return name if len(keys) == 1 else None
 
 
@@ -138,7 +140,7 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
-        cost_model=job.row_cost,
+        cost_model=COST_MODELS[job.cost_model],
         pad_tokens=job.pad_tokens,
         tries=tries if shares and tries is not None and tries.has_shared_tokens else None,
     )
@@ -157,7 +159,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    cost = int(job.row_cost(np.array([tokens]))[0]) * len(rows)
+    cost = int(COST_MODELS[job.cost_model](np.array([tokens]))[0]) * len(rows)
     if call.token_budget is not None and tokens > call.token_budget:
         why = (
             f"more than the {call.token_budget} that a micro-batch of {name!r} may hold: raise "

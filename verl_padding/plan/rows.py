@@ -75,8 +75,7 @@ class Rows:
         key_R = tuple(keys)
         prompt_R = []
         for key in key_R:
-            parts = parts_of_key(key)
-            if parts is None:
+            if (parts := parts_of_key(key)) is None:
                 raise PlanError(
                     f"row {key!r}: not of the form {{uid}}_{{session}}_{{index}}, where session "
                     "and index are whole numbers from 0"

@@ -111,15 +111,15 @@ class Lcm(Strategy):
             prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
             raise PlanError(
-                f"strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
-                f"rows, not a multiple of {unit} ({update.dp_size} data-parallel ranks x "
+                f"padding.strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = "
+                f"{rows} rows, not a multiple of {unit} ({update.dp_size} data-parallel ranks x "
                 f"{update.local_batch_multiple} of a micro-batch); change one or choose another "
                 "strategy"
             )
 
     def cut(self, rows: Rows, shape: StepShape, update: Update) -> MiniBatches:
         updates, size = shape.updates.values(), shape.mini_batch_rows(update)
-        sizes = [each.dp_size for each in updates] + [*map(shape.mini_batch_rows, updates)]
+        sizes = [n for one in updates for n in (one.dp_size, shape.mini_batch_rows(one))]
         total = padded_rows(len(rows), shape.row_multiple, *sizes)
         by_prompt = ordered(rows_of_prompts(rows), update, shape.seed)
         order = [row for group in by_prompt for row in group]

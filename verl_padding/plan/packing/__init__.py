@@ -68,8 +68,7 @@ def _local_batches(
     rows_DK = _cutter(costs.call, packer)(replace(costs, tries=None), rows, size)
     if costs.tries is None:
         return rows_DK
-    assert costs.call.token_budget is not None
-    fits = costs.used_tokens(rows_DK).max() <= costs.call.token_budget
+    fits = costs.used_tokens(rows_DK).max() <= costs.token_budget
     return cut_micro_steps(costs, rows, size, best=rows_DK if fits else None)
 
 

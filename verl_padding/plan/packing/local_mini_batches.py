@@ -65,9 +65,8 @@ def sync_per_step(costs: CallCosts, rows: Sequence[int], size: int | None) -> Ro
     local_batches = whole_local_batches(costs, rows, size)
     multiple = costs.call.micro_batch_multiple
     rows_D = [[row for row in local_batch if row < costs.n_rows] for [local_batch] in local_batches]
-    assert costs.call.token_budget is not None
     max_tokens = max(int(costs.tokens_R[rows].sum()) for rows in rows_D)
-    n_bins = up_to_multiple(-(-max_tokens // costs.call.token_budget), multiple)
+    n_bins = up_to_multiple(-(-max_tokens // costs.token_budget), multiple)
     # With a micro-batch for each row, all have room.
     while (rows_DK := _local_batches_in_bins(costs, rows_D, n_bins)) is None:
         n_bins += multiple
@@ -79,12 +78,11 @@ def _local_batches_in_bins(
 ) -> RowsDK | None:
     """The rows of each local mini-batch in micro-batches of about the same cost, the costliest
     first; None if they have no room."""
-    assert costs.call.token_budget is not None
     rows_DK = []
     for rows in rows_D:
         by_length = costs.longest_first(rows)
         tokens, cost = costs.tokens_R[by_length].tolist(), costs.cost_R[by_length].tolist()
-        bins = spread(range(len(rows)), tokens, cost, [0] * n_bins, costs.call.token_budget)
+        bins = spread(range(len(rows)), tokens, cost, [0] * n_bins, costs.token_budget)
         if bins is None:
             return None
         bins.sort(key=lambda items: -sum(cost[item] for item in items))

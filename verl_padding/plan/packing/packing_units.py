@@ -59,12 +59,11 @@ def candidate_groupings(
     """
     if costs.tries is None or max_rows == 1:
         return [PackingUnits.from_rows(costs, rows)]
-    assert costs.call.token_budget is not None
     numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
     order, shared_I = costs.tries.shared_among(numbers)
     in_order = numbers[order]
     tokens, cost = (int(load.sum()) for load in costs.micro_batch_loads([[rows]]))
-    n_bins = n_ranks * -(-tokens // (costs.call.token_budget * n_ranks))
+    n_bins = n_ranks * -(-tokens // (costs.token_budget * n_ranks))
     branches_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
     # A row and its full prefixes cost what it costs alone: such a run is never too costly.
     min_limit = int(costs.cost_R[numbers].max())
@@ -121,8 +120,7 @@ def cut_runs(
     # take 100, 31, 61 and 21. With a budget of 200, the first three (192) fit into a run. But the
     # third shares little with the second, and the first two are more than half of the run, so it
     # is cut there: runs of 131 tokens, and of 80 + 21.
-    budget, places = costs.call.token_budget, np.arange(len(rows))
-    assert budget is not None
+    budget, places = costs.token_budget, np.arange(len(rows))
     assert costs.tries is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
@@ -137,7 +135,7 @@ def cut_runs(
     )
     bounds = np.append(np.flatnonzero(start_I == 0), len(rows))
     trie_end_I = bounds[np.searchsorted(bounds, places, side="right")]
-    ends = [each.longest_run_ends() for each in (used, cost, gathered)]
+    ends = [limited.longest_run_ends() for limited in (used, cost, gathered)]
     max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, trie_end_I]), places + 1)
     first_J = _first_places(cost, max_end_I, shared_I)
     end_J = np.append(first_J[1:], len(rows))

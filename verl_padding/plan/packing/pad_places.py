@@ -57,9 +57,8 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     room, or rows that have moved branch off others there and take more than the token budget."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
-    assert costs.call.token_budget is not None
     _, load_DK = costs.micro_batch_loads(rows_DK)
-    room_DK = costs.call.token_budget - costs.used_tokens(rows_DK)
+    room_DK = costs.token_budget - costs.used_tokens(rows_DK)
     if (room_DK < 0).any():
         return None
     room_DK //= costs.pad_tokens
@@ -93,8 +92,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     needed_D = np.array(list(map(rows_needed, rows_DK)))
     if needed_D.max() <= size:
         return rows_DK
-    budget, never = costs.call.token_budget, np.iinfo(np.int64).min
-    assert budget is not None
+    budget, never = costs.token_budget, np.iinfo(np.int64).min
     tokens_R, cost_R = costs.tokens_R, costs.cost_R
     moved_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less

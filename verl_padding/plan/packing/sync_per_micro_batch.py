@@ -62,9 +62,8 @@ class MicroStepPacker:
 
     def __init__(self, costs: CallCosts, units: PackingUnits):
         call = costs.call
-        assert call.token_budget is not None
         self.units, self.tokens_I, self.cost_I = units, units.tokens_I, units.cost_I
-        self.n_ranks, self.token_budget = call.dp_size, call.token_budget
+        self.n_ranks, self.token_budget = call.dp_size, costs.token_budget
         self.multiple = call.micro_batch_multiple
         """The number of micro-steps is a multiple of it."""
 

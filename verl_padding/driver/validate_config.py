@@ -1,9 +1,9 @@
-"""verl's check that its ranks can share the rows of a batch evenly, off for jobs whose batches are
-padded.
+"""verl's check of a job's config, and what padding adds to it: the flag is spelt well, workers will
+be padded, and rows need not be a multiple of what ranks take at once.
 
-With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple
-of what its ranks take at once. Pads always make it one. The check stands in the middle of others,
-so verl's function is shown a batch that is changed for this check only.
+With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be such a
+multiple. Pads always make it one. The check stands in the middle of others, so verl's function is
+shown a batch that is changed for this check only.
 """
 
 from copy import deepcopy
@@ -15,9 +15,9 @@ from wrapt import wrap_function_wrapper
 from verl_padding.job.vendor import check_vendor_reaches_workers
 
 
-def disable_divisibility_check(module: ModuleType) -> None:
-    """Wraps ``validate_config`` of verl.utils.config; a job without padding passes through
-    untouched, unless it means to have it."""
+def wrap_validate_config(module: ModuleType) -> None:
+    """Wraps ``validate_config`` of verl.utils.config. A config without padding goes through
+    untouched, or is refused for a misspelt flag."""
 
     def wrapped(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]

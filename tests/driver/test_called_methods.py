@@ -13,8 +13,8 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSeparateAsync, trainer_bas
 
 from tests.support.verl_config import compose_job
 from verl_padding.driver import mixin
+from verl_padding.driver.called_methods import CalledMethods
 from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.driver.receipts import Receipts
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.verl_facts import OVERRIDDEN
 from verl_padding.pads.prompt_order import PromptNames
@@ -54,7 +54,7 @@ def trainer_with(**own):
     trainer.use_reference_policy, trainer.use_critic, trainer.trainer_mode = True, False, "sync"
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
     trainer.replay_buffer = None
-    trainer._prompt_names, trainer.receipts = PromptNames(), Receipts(trainer)
+    trainer._prompt_names, trainer.called_methods = PromptNames(), CalledMethods(trainer)
     trainer._job, trainer.steps = MagicMock(), MagicMock()
     return trainer
 
@@ -138,7 +138,7 @@ def test_a_run_that_calls_fewer_methods_by_its_settings_passes(settings, attribu
     train(trainer, *SET_UP)
 
 
-def test_a_users_own_method_in_the_place_of_ours_needs_no_receipt():
+def test_a_users_own_method_in_the_place_of_ours_need_not_be_called():
     trainer = trainer_with()
     own = {"_compute_advantage": passes_on, "prepare_step": lambda self: {}}
     trainer.__class__ = type("Own", (type(trainer),), own)
