@@ -122,6 +122,9 @@ def test_a_dry_run_opens_no_model_calls_no_hook_and_reads_no_pickle(hostile, tmp
     assert not any(small.skip[name].enable for name in pickles)
     assert {small.global_profiler[name] for name in acts} == {None}
     assert not any(small.actor_rollout_ref[role].profiler.enable for role in roles)
+    config.data.val_files = [fetched_by_a_shell(hostile)]
+    with pytest.raises(PaddingConfigError, match=r"^data\.val_files="):
+        reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
 
 
 def test_the_doctor_does_not_fetch_the_images_of_rows(hostile, job, monkeypatch):

@@ -84,6 +84,7 @@ def reduced(
     critic = OmegaConf.select(config, "critic.model.path")
     if critic not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
+    _check_data_is_here(config)
     tokenizer = config.actor_rollout_ref.model.get("tokenizer_path")
     if tokenizer and not folder_here(tokenizer):
         left_out.append(f"{MODEL}.tokenizer_path ({tokenizer}): the model's own takes its place")
@@ -104,6 +105,15 @@ def reduced(
         for setting, value in changes.items():
             OmegaConf.update(config, setting, value)
     return config, left_out
+
+
+def _check_data_is_here(config: DictConfig) -> None:
+    """Refuses files of data that verl would fetch, those of ``hdfs://`` by a shell command."""
+    for name in ("train_files", "val_files"):
+        files = config.data.get(name)
+        for file in [files] if isinstance(files, str) else files or ():
+            if "://" in file:
+                refuse(f"data.{name}={file}", "a dry run fetches no data", "Name a file here.")
 
 
 def _changes(config: DictConfig) -> dict[str, Any]:
