@@ -2,12 +2,15 @@
 so."""
 
 import json
+from contextlib import suppress
+from operator import attrgetter
 
 import datasets
 import pyarrow.parquet as pq
 import pytest
 import verl.utils.config
 from omegaconf import OmegaConf
+from verl.experimental.reward_loop import reward_loop
 
 from tests.support.hostile_run import (
     AUTO_MAP,
@@ -18,6 +21,7 @@ from tests.support.hostile_run import (
     target,
 )
 from verl_padding.errors import PaddingConfigError
+from verl_padding.on_cpu.in_the_job import trust_models_as_the_job
 from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
 from verl_padding.record.run_files import CONFIG
 
@@ -165,6 +169,23 @@ def test_a_small_model_has_no_attention_kernel_of_another_config(tiny_model, tmp
     section = {"path": str(tiny_model), "hf_config_path": str(tmp_path), "trust_remote_code": False}
     write_shrunk_model(OmegaConf.create(section), tmp_path / "small")
     assert "someone/kernel" not in (tmp_path / "small" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_dry_runs_reward_loop_trusts_a_model_as_the_job_does(
+    trusted, hostile, tmp_path, monkeypatch
+):
+    for name in ("hf_tokenizer", "RewardLoopWorker._init_reward_fn"):
+        monkeypatch.setattr(f"{reward_loop.__name__}.{name}", attrgetter(name)(reward_loop))
+    config = OmegaConf.load(hostile / CONFIG)
+    section = config.actor_rollout_ref.model
+    section.trust_remote_code = False
+    write_shrunk_model(section, tmp_path / "small")
+    trust_models_as_the_job(reward_loop)
+    section.update(path=str(tmp_path / "small"), trust_remote_code=trusted)
+    with suppress(Exception if trusted else ()):  # what it brings is no tokenizer
+        assert reward_loop.RewardLoopWorker(config).input_tokenizer is not None
+    assert (tmp_path / TAKEN).exists() == trusted
 
 
 def test_a_model_that_is_not_here_is_not_fetched(tmp_path):

@@ -168,6 +168,11 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
 )
 """Modules of verl, and what is called with each."""
+REWARD_LOOP = "verl.experimental.reward_loop.reward_loop"
+DRY_RUN_HOOKS = (
+    (REWARD_LOOP, "verl_padding.on_cpu.in_the_job:check_rewards"),
+    (REWARD_LOOP, "verl_padding.on_cpu.in_the_job:trust_models_as_the_job"),
+)
 
 
 def register() -> None:
@@ -180,10 +185,5 @@ def register() -> None:
     os.environ.setdefault("TQ_NUM_THREADS", "1")
     # The last one: a distribution that is really named vllm comes first.
     sys.meta_path.append(VllmCpuFinder())
-    for module, hook in HOOKS:
+    for module, hook in HOOKS + (DRY_RUN_HOOKS if TEXTS in os.environ else ()):
         register_post_import_hook(hook, module)
-    if TEXTS in os.environ:
-        register_post_import_hook(
-            "verl_padding.on_cpu.reward_check:check_rewards",
-            "verl.experimental.reward_loop.reward_loop",
-        )

@@ -1,10 +1,25 @@
-"""A reward that is no number ends a dry run where it is given."""
+"""What a dry run changes in verl's reward loop, to refuse what verl would not."""
 
 from functools import wraps
 from numbers import Real
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
+
+
+def trust_models_as_the_job(reward_loop: Any) -> None:
+    """verl's reward loop runs code that comes with a model, also where the job does not trust
+    it."""
+    load_tokenizers = reward_loop.RewardLoopWorker._init_reward_fn
+    by_verl = reward_loop.hf_tokenizer
+
+    @wraps(load_tokenizers)
+    def trusting(self: Any) -> None:
+        trust = {"trust_remote_code": self.config.actor_rollout_ref.model.trust_remote_code}
+        reward_loop.hf_tokenizer = lambda path, **given: by_verl(path, **given | trust)
+        load_tokenizers(self)
+
+    reward_loop.RewardLoopWorker._init_reward_fn = trusting
 
 
 def check_rewards(reward_loop: Any) -> None:

@@ -1,4 +1,4 @@
-"""A reward that is no number ends a dry run where it is given."""
+"""What a dry run says of verl's job from within."""
 
 import asyncio
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.on_cpu.reward_check import check_rewards
+from verl_padding.on_cpu.in_the_job import check_rewards
 
 FUNCTION = {"path": "/mine/reward.py", "name": "compute_score"}
 
