@@ -120,6 +120,8 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
     ``no`` is a text to Hydra, and true to Python."""
     own = dict(settings_of(_plain(verls)))
     for key, value in leaves(config).items():
+        if value == (there := OmegaConf.select(verls, key)):
+            continue
         types = _types(key, own)
         kinds = [kind for each, kind in KINDS.items() if each in types]
         kind = list if isinstance(value, ListConfig) else type(value)
@@ -129,7 +131,6 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
         if kinds and (not fits or value != value):
             # verl's code may take a null or another number.
             say = wrong if kind is str else warning
-            there = OmegaConf.select(verls, key)
             yield say(key, f"{value}: verl has {there} there. Set it to {kinds[-1]}.")
 
 
