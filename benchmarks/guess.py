@@ -23,8 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.results import Keep, busy_cores, kept, report
-from benchmarks.runs import recipe_of
-from benchmarks.stock_rule import add_stock_counts
+from benchmarks.runs import add_stock_counts, recipe_of
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.job.metric_names import (
     ALL_COMPUTED_TOKENS,

@@ -15,6 +15,7 @@ row takes, and it is luck which rows share a step: so the plan may be slower.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import typer
-from rich.progress import track
 
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
@@ -139,12 +139,7 @@ def slowest(rows_MDK: RowsMDK, tokens_R: Sequence[int]) -> tuple[float, float]:
 
 def verl(job: BatchJob) -> tuple[float, float]:
     """verl's local mini-batches, cut into micro-batches by its packer."""
-    rows_MDK = verl_layout(
-        job.tokens_R,
-        dp_size=job.dp_size,
-        mini_batch_rows=job.mini_batch_rows,
-        token_budget=job.token_budget,
-    )
+    rows_MDK = verl_layout(**vars(job))
     # Pads are numbered behind the rows, and fewer than those of a mini-batch.
     return slowest(rows_MDK, [*job.tokens_R, *[pad_tokens_of_verl()] * job.mini_batch_rows])
 
@@ -173,11 +168,7 @@ def planned(job: BatchJob, packer: str) -> tuple[float, float]:
 def five_figures(job: BatchJob) -> dict[str, Any]:
     """Each layout of a job, over the lower bound."""
     bound = float(costs_of(job.tokens_R).sum()) / job.dp_size
-    found = {
-        "verl": verl(job),
-        "plan+verl": planned(job, "verl"),
-        "plan": planned(job, "plan"),
-    }
+    found = {"verl": verl(job), "plan+verl": planned(job, "verl"), "plan": planned(job, "plan")}
     return {
         "job": f"{len(job.tokens_R)} rows, {job.dp_size} ranks, budget {job.token_budget}",
         "per_mini_batch": {name: mini / bound for name, (mini, _) in found.items()},
@@ -187,8 +178,8 @@ def five_figures(job: BatchJob) -> dict[str, Any]:
 
 def main(keep: Keep = False) -> None:
     """Measures the five jobs and the random ones."""
-    gains: dict[str, list[float]] = {"per_mini_batch": [], "per_micro_batch": []}
-    for job in track(list(random_jobs())):
+    gains = defaultdict[str, list[float]](list)
+    for job in random_jobs():
         per_mini, per_micro = verl(job)
         gains["per_mini_batch"].append(per_mini / planned(job, "verl")[0])
         gains["per_micro_batch"].append(per_micro / planned(job, "plan")[1])

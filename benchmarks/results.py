@@ -69,13 +69,10 @@ def report(name: str, figures: dict[str, Any], *, keep: bool, busy: float | None
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return {
-        "processor": models[0] if models else platform.machine(),
+        "processor": next(models, platform.machine()),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "python": platform.python_version(),

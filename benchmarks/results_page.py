@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks import guess, learning
 from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
-from benchmarks.stock_rule import StockRule
+from verl_padding.plan import padded_rows
 
 CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "evidence.md"
@@ -57,7 +57,7 @@ def rendered():
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    stock = stock_rule()
+    actor_rows = stock_mini_batch()
     environment.filters |= {
         "spread": spread,
         "ratios": ratios,
@@ -67,8 +67,8 @@ def rendered():
         "is_off": is_off,
         "losses": losses,
         "total": lambda runs, name: sum(each(runs, name)),
-        "stock_steps": stock.optimizer_steps,
-        "stock_pads": lambda rows: stock.padded_rows(rows) - rows,
+        "stock_steps": lambda rows: padded_rows(rows, actor_rows) // actor_rows,
+        "stock_pads": lambda rows: padded_rows(rows, actor_rows) - rows,
     }
     card, *figures = map(json.loads, CARD.read_text().splitlines())
     return environment.get_template("results.md.jinja").render(
@@ -85,10 +85,10 @@ def rendered():
     )
 
 
-def stock_rule():
-    """How stock verl would pad the batches of the demo, on its two ranks."""
+def stock_mini_batch():
+    """Rows of a mini-batch of stock verl in the demo, which its two ranks divide."""
     it = kept("runs demo")["recipe"]["actor_rollout_ref"]
-    return StockRule(dp_size=2, actor_rows=it["actor"]["ppo_mini_batch_size"] * it["rollout"]["n"])
+    return it["actor"]["ppo_mini_batch_size"] * it["rollout"]["n"]
 
 
 def gpu_updates(figures):

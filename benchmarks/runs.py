@@ -24,17 +24,18 @@ from statistics import fmean
 from typing import Any
 
 import typer
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, busy_cores, report
-from benchmarks.stock_rule import add_stock_counts
-from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
+from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves, read_curves
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
+from verl_padding.job.role_engine import has_critic
 from verl_padding.on_cpu.launch import LOG, run_local_job
+from verl_padding.plan import padded_rows
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.subagents import job as subagents
-from verl_padding.record.run_files import ROLLOUTS
+from verl_padding.record.run_files import CONFIG, ROLLOUTS, ROW_REWARD, dumps_in, read_step
 
 LAST = 10
 """Steps at the end of a run that count as its result."""
@@ -153,6 +154,26 @@ def main(case: str, only: str = "", out: Path = Path("outputs"), keep: Keep = Fa
             runs[name] = run_of(it, side, seed, (out / case / name).resolve())
     said = {"recipe": recipe_of(it.recipe), "sides": it.sides, "steps": it.steps}
     report(f"runs {case}", said | {"runs": runs}, keep=keep, busy=busy)
+
+
+def add_stock_counts(curves: Curves, folder: Path) -> None:
+    """Adds the pads and optimizer steps of a run of stock verl, which logs neither, to its curves:
+    they follow from its rollout dumps and its config."""
+    if PAD_ROWS_TOTAL in curves or not curves:
+        return
+    config = OmegaConf.load(folder / CONFIG)
+    assert isinstance(config, DictConfig)
+    n, ranks = int(config.actor_rollout_ref.rollout.n), int(config.trainer.n_gpus_per_node)
+    sections = [config.actor_rollout_ref.actor, *([config.critic] if has_critic(config) else [])]
+    sizes = [int(section.ppo_mini_batch_size) * n for section in sections]
+    # Its dumps hold its pads: 100 rows with mini-batches of 64 are padded to 128, and take two.
+    paths = [path for path in dumps_in(folder / ROLLOUTS) if int(path.stem) in curves[ROW_REWARD]]
+    dumped = {rows.step: rows for rows in map(read_step, paths)}
+    curves[REAL_ROWS_TOTAL] = {step: rows.real for step, rows in dumped.items()}
+    curves[PAD_ROWS_TOTAL] = {step: rows.dumped_pads for step, rows in dumped.items()}
+    curves[ACTOR_STEPS] = {
+        step: padded_rows(rows.real, ranks, *sizes) // sizes[0] for step, rows in dumped.items()
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Stock verl's layout, by its own functions."""
 
-import pytest
-
 from benchmarks.stock_layout import pad_tokens_of_verl, verl_layout
 
 
@@ -16,8 +14,3 @@ def test_pads_go_behind_the_rows_and_each_row_has_one_place():
     rows = [rows for rows_DK in rows_MDK for rows_K in rows_DK for rows in rows_K]
     assert sorted(row for each in rows for row in each) == [*range(12)]
     assert all(sum(padded_R[row] for row in each) <= 600 for each in rows)
-
-
-def test_ranks_that_do_not_divide_a_mini_batch_are_refused_as_by_verl():
-    with pytest.raises(AssertionError, match="do not divide the 6 rows"):
-        verl_layout([5] * 7, dp_size=4, mini_batch_rows=6, token_budget=600)

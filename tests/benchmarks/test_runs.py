@@ -1,6 +1,6 @@
-"""The pads and optimizer steps of a run of stock verl."""
+"""The pads and optimizer steps of a run of stock verl, which logs neither."""
 
-from benchmarks.stock_rule import add_stock_counts
+from benchmarks.runs import add_stock_counts
 from tests.support.run_folder import write_run
 from verl_padding.cli.curves import ACTOR_STEPS, read_curves
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
