@@ -63,12 +63,11 @@ def machine(device: str) -> dict[str, object]:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
         card = torch.cuda.get_device_name()
         driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    versions = {name: version(name) for name in VERSIONS}
     return {
         "card": card,
         "driver": driver,
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "versions": versions,
+        "versions": {name: version(name) for name in VERSIONS},
     }
 
 
