@@ -54,6 +54,7 @@ def test_a_jobs_config_file_trusts_no_model_and_brings_no_code(command, hostile,
         ({}, "trust_remote_code=True"),
         ({TRUST: False, "actor_rollout_ref.model.external_lib": "hostile_lib"}, "hostile_lib"),
         ({"actor_rollout_ref.actor.optim": target(hostile)}, "logging.FileHandler"),
+        ({"model_engine": f"../{hostile.name}/evil"}, "model_engine"),
     ):
         result = result_with(hostile, command, values)
         assert result.exit_code == 1

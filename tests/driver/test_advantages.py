@@ -16,10 +16,17 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.estimator_formulas import advantages, returns
-from tests.support.losses_on_rows import nested
+from tests.support.losses_on_rows import MODES, nested
+from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.split_sessions import sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
+from verl_padding.pads.loss_weighting import (
+    MEAN_OF_TOKENS,
+    TOKEN_MODES,
+    LossWeighting,
+    loss_factors,
+)
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
 from verl_padding.prefix_sharing.detection import parent_rows
@@ -166,3 +173,42 @@ def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimato
                 session,
                 action,
             )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=50)
+@given(data=st.data(), divides_by_rows=st.booleans())
+def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data, divides_by_rows):
+    drawn = data.draw(sessions(said=True))
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=True, again=False))]
+    want, got = (
+        weights_of_tokens(mode, rows, divides_by_rows=divides_by_rows) for rows in (whole, pieces)
+    )
+    assert got == pytest.approx(want, rel=1e-12)
+    if mode not in TOKEN_MODES:  # as verl has rows
+        below = sum(any(row.mask) for row in whole) if divides_by_rows else 1
+        of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
+        assert want == {
+            place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want
+        }
+
+
+def weights_of_tokens(mode, rows, *, divides_by_rows):
+    """What the loss of each trained token is multiplied by, but for a number that is configured."""
+    layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
+    tokens_R = [sum(row.mask) for row in rows]
+    weighting = LossWeighting(mode=mode, divides_by_rows=divides_by_rows, by_session=True)
+    factor_R = loss_factors(
+        layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting
+    )
+    loss_rows = sum(tokens > 0 for tokens in tokens_R) if divides_by_rows else 1
+    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, loss_rows)
+    return {
+        (session_of_key(row.key), action): factor
+        / below
+        / (tokens if mode == MEAN_OF_TOKENS else 1)
+        for row, tokens, factor in zip(rows, tokens_R, factor_R, strict=True)
+        for action in row.actions
+        if action is not None
+    }

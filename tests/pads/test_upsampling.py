@@ -24,6 +24,7 @@ from tests.support.shaped_rows import FIELDS, FORMATS, SHAPES, assert_same_rows,
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
+from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -144,11 +145,27 @@ def test_worker_data_of_pads_alone_is_told_by_name():
         real_rows(worker_data(torch.ones(6, dtype=torch.bool)))
 
 
-@pytest.mark.parametrize("multiple", [2.5, 0, -4, None])
-def test_a_multiple_that_is_no_number_of_rows_is_refused(multiple):
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"multiple": 2.5},
+        {"multiple": True},
+        {"eos_token_id": None},
+        {"length": 2.5},
+        {"fields": {"mine": "response"}},
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_its_name(given):
     batch = put_rows([(5, 3), (7, 2)])
-    with pytest.raises(PaddingDataError, match="multiple"):
-        upsample(batch, multiple)
+    with pytest.raises(PaddingDataError, match=next(iter(given))):
+        upsample(batch, **{"multiple": 4} | given)
+
+
+@pytest.mark.parametrize("mark", [[float("nan")], [2.0], [0.0, 1.0]])
+def test_a_mark_that_is_neither_true_nor_false_is_refused(mark):
+    rows = TensorDict({IS_PADDING: torch.tensor([[0.0] * len(mark), mark])}, batch_size=2)
+    with pytest.raises(PaddingDataError, match=f"'{IS_PADDING}'"):
+        real_rows(rows)
 
 
 def test_the_verbs_name_what_they_take():

@@ -19,7 +19,13 @@ def write_bytes(content):
     return lambda path: path.write_bytes(content)
 
 
+def endless(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
 ODD_FILES = {
+    "endless": endless,
     "no UTF-8": write_bytes(b"\xff\xfe\n"),
     "torn": write_bytes(b'{"uid": "a_0_0", '),
     "lists": write_bytes(b"[" * 2000 + b"\n"),
@@ -47,6 +53,10 @@ def test_an_odd_file_of_a_run_is_left_out_or_refused_in_a_line(odd, name, tmp_pa
 
 ODD_VALUES = [
     ("tokens", True),
+    ("tokens", 10**30),
+    ("shared_tokens", 13),
+    ("shares_with", 9),
+    ("row", 1),
     ("reward", 1e400),
     ("staleness", -1),
     ("places", {"actor": [0, "x", 0]}),

@@ -42,7 +42,7 @@ def test_a_second_job_is_refused_and_the_first_ones_queue_lives_on():
     tq.kv_put(key=uid, partition_id=PARTITION, tag=tags)
     content = queue_content()
     address = ray.get_runtime_context().gcs_address
-    second = run_fresh(SECOND_JOB, address, "padding: wrong", platform="cpu", folder=ROOT)
+    second = run_fresh(SECOND_JOB, address, "paddng: fast", platform="cpu", folder=ROOT)
     assert second.returncode == 0, second.stderr
     assert f"another job, {ray.get_runtime_context().get_job_id()}." in second.stdout
     assert queue_content() == content, "the first job's queue is as it was"

@@ -43,7 +43,7 @@ def read_batches(path: Path, tokenize: Tokenize | None) -> list[FileBatch]:
     Args:
         tokenize: see :func:`read_rows`.
     """
-    lines, name = read_lines(path), str(path)
+    lines, name = read_lines(path, may_be_pipe=True), str(path)
     first = next(lines, b"")
     lines = chain([first], lines)
     if not begins_step(first):

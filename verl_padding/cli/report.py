@@ -44,11 +44,17 @@ def write_report(
         notes += left_out
         recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
         totals = {
-            name: sum(value for value in values.values() if value >= 0)  # NaN is not
+            name: sum(value for value in values.values() if 0 <= value < 1e18)  # NaN is not
             for name, values in curves[run].items()
         }
         if line := saved_line(totals):
             saved.append(f"{folder}: {line}")
+        last = max((step for values in curves[run].values() for step in values), default=None)
+        # The step after it may be running.
+        beyond = [path.name for path in paths if last is not None and int(path.stem) > last + 1]
+        if beyond:
+            why = f"{', '.join(beyond)}: beyond the last step of {METRICS}, {last}"
+            notes.append(f"{folder / FOLDER}: {why}. Remove them if they are another run's.")
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     # Read one by one while the page is written, since a long run does not fit into memory at once.

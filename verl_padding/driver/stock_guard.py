@@ -12,10 +12,12 @@ comes first.
 
 from typing import Any
 
+from verl_padding.errors import PaddingConfigError
+
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes
-    through untouched."""
+    through untouched, unless it has a flag that is misspelt."""
 
     def make_by_config(cls: type, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Not at the top: the guard stands even if the trainers cannot be imported.
@@ -25,6 +27,16 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
 
             check_queue_owner()
             cls = resolve_trainer(cls)
+        elif config is not None:
+            from verl_padding.job.misspelt_flag import refuse_misspelt_flag
+
+            try:
+                refuse_misspelt_flag(config)
+            except PaddingConfigError:
+                from verl_padding.verl_fixes.queue_owner import check_queue_owner
+
+                check_queue_owner()
+                raise
         # Python calls the constructor of whatever comes back, which is one of `cls`.
         return object.__new__(cls)
 

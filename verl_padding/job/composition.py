@@ -123,7 +123,10 @@ def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator
     overrides = OverridesParser.create().parse_overrides(list(arguments.overrides))
     typed = {override.key_or_group for override in overrides}
     job_config = HydraConfig.instance().cfg
-    engine = config.get("model_engine", "dp")
+    engine = str(config.get("model_engine", "dp"))
+    if not engine.isidentifier():  # Hydra takes a path for a file
+        fix = "Set it to a choice of verl's config group: dp, megatron or veomni"
+        raise PaddingConfigError(f"model_engine={engine}: not a name. {fix}.")
     stock = compose_job(JobArguments(overrides=(f"model_engine={engine}",)))
     HydraConfig.instance().cfg = job_config
     own = dict(settings_of(OmegaConf.to_container(stock, resolve=True)))

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 ACTOR = "actor"
 """The update whose rows may weigh differently, and may be left out."""
 LOSS_WEIGHT = "loss_weight"
-"""Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
+"""Field of a row: what it weighs in the loss, 0 or from 1e-9 to 1e9. A row without it weighs 1."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
 MEAN_OF_TOKENS = "seq-mean-token-mean"

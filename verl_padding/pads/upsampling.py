@@ -69,8 +69,7 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    if not isinstance(multiple, int | np.integer) or multiple < 1:
-        raise PaddingDataError(f"multiple={multiple!r}: give a whole number of at least 1.")
+    _check_arguments(multiple, eos_token_id, length, fields or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
@@ -95,6 +94,23 @@ def upsample(
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
+
+
+def _check_arguments(
+    multiple: object, eos_token_id: object, length: object, fields: Mapping[str, object]
+) -> None:
+    for name, value, least in (
+        ("multiple", multiple, 1),
+        ("eos_token_id", eos_token_id, 0),
+        ("length", 0 if length is None else length, 0),
+    ):
+        # bool is an int to Python, not to a user.
+        if not isinstance(value, int | np.integer) or value is True or value < least:
+            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
+    for name, declared in fields.items():
+        if not isinstance(declared, FieldFormat):
+            fix = "give FieldFormat(Kind.RESPONSE), say"
+            raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
 def strip(batch: Batch) -> Batch:
@@ -149,9 +165,12 @@ def _which_are_pads(batch: Any) -> list[bool]:
             f"{type(batch)}: not a KVBatchMeta or a TensorDict (of a lazy stack, by "
             "densify(layout=torch.jagged))"
         )
-    return (
-        [bool(mark) for mark in batch[IS_PADDING]] if IS_PADDING in batch else [False] * len(batch)
-    )
+    column = batch[IS_PADDING] if IS_PADDING in batch else [False] * len(batch)
+    marks = list(map(np.asarray, column))
+    if any(mark.size != 1 or mark.item() not in (0, 1) for mark in marks):  # as NaN is not
+        why = "it must have one truth value per row. Correct it, or rename the field"
+        raise PaddingDataError(f"field {IS_PADDING!r}: {why}.")
+    return [bool(mark) for mark in marks]
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:

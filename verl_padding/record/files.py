@@ -14,7 +14,7 @@ from verl_padding.errors import PaddingDataError
 T = TypeVar("T")
 MAX_CAUSE = 300
 """Characters of a cause of a refusal, which may quote the file."""
-Count = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=10**18)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """Types of what a line of JSON may have."""
 
@@ -31,9 +31,17 @@ def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
         raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, which end at newlines alone: verl does not escape U+2028 and its
-    like."""
+def read_lines(path: Path, *, may_be_pipe: bool = False) -> Iterator[bytes]:
+    """The lines of a file, which end at newlines alone: verl does not escape U+2028 and its like.
+
+    Args:
+        may_be_pipe: whether it may be something else than a file, such as ``/dev/stdin``.
+
+    Raises:
+        PaddingDataError: it is no file: a link to a device may have no end.
+    """
+    if not may_be_pipe and not path.is_file():
+        raise PaddingDataError(f"{path}: not a file. Move it elsewhere.")
     with path.open("rb") as file:
         yield from file
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import StrictBool, TypeAdapter
 
+from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.record.files import Count, Number, as_data_error, read_lines, read_objects
 from verl_padding.record.timings import MicroBatchTiming
@@ -84,7 +85,7 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def tries(self) -> PrefixTries:
-        """The rows' common prefixes, within each prompt."""
+        """The rows' common prefixes, within each prompt; a ValueError if they make no tries."""
         # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
         # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
@@ -94,6 +95,8 @@ class RecordedStep:
             while at is not None:
                 order.append(at)
                 at = follower.get(at)
+        if len(order) != len(self.rows):
+            raise ValueError(f"shares_with makes tries of {len(order)} of {len(self.rows)} rows")
         tokens_R = np.array([row.tokens for row in self.rows], dtype=np.int64)
         return PrefixTries.in_order(
             tokens_R, order, [self.rows[row].shared_tokens for row in order]
@@ -152,6 +155,8 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
                 steps[-1].timings.append(line)
         if not steps:
             raise LookupError("it holds no step")
+        for step in steps:
+            _check_rows(step)
     return steps
 
 
@@ -160,3 +165,16 @@ def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow | MicroBatchTim
     if "keys" in values:
         return STEP.validate_python({"form": None} | values)
     return TIMING.validate_python(values) if "call" in values else ROW.validate_python(values)
+
+
+def _check_rows(step: RecordedStep) -> None:
+    """Whether the rows are those of the keys, and share what both have."""
+    rows = step.rows
+    if rows and [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
+        raise LookupError(f"it holds {len(rows)} rows of {len(step.keys)} keys")
+    Rows.from_keys(step.keys, [row.tokens for row in rows] or [1] * len(step.keys))
+    step.tries()
+    for row in rows:
+        beside = row if row.shares_with is None else rows[row.shares_with]
+        if row.shared_tokens > min(row.tokens, beside.tokens):
+            raise ValueError(f"row {row.row}: shared_tokens={row.shared_tokens}")
