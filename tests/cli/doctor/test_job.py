@@ -15,10 +15,6 @@ from verl_padding.job.composition import JobArguments
     ({"actor_rollout_ref.rollout.m": 4}, "'m'", "verl"),
     ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "3"),
     ({"trainer.n_gpus_per_node": 0}, "0", f"{ROLLOUT}.tensor_model_parallel_size"),
-    ({f"{ROLLOUT}.temperature": 0}, "0.0", ROLLOUT),
-    ({f"{ROLLOUT}.top_p": 1.5}, "1.5", ROLLOUT),
-    ({f"{A}.clip_ratio_c": 0.5}, "0.5", f"{A}.policy_loss"),
-    ({"algorithm.rollout_correction.rollout_is": "batch"}, "token", "algorithm"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)

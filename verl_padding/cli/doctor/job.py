@@ -16,7 +16,6 @@ from verl_padding.cli.doctor.keys import (
     unread_keys,
     values_of_other_kinds,
 )
-from verl_padding.cli.doctor.trials import rejected_settings
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
@@ -94,8 +93,6 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
     except Exception as error:
         why = " ".join(str(error).split()).rstrip(".")
         yield wrong("verl", f"its check of the config: {why}. Correct the settings.")
-        return
-    yield from rejected_settings(config)
 
 
 def _sizes(config: DictConfig) -> Iterator[Finding]:
