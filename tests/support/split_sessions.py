@@ -133,9 +133,12 @@ def sessions(draw, *, said):
 
 
 @st.composite
-def split(draw, session, *, said):
-    """The rows of a session, split somehow; a row may train what an earlier row that it continues
-    trains."""
+def split(draw, session, *, said, again=True):
+    """The rows of a session, split somehow.
+
+    Args:
+        again: whether a row may train what an earlier row that it continues trains.
+    """
     rows = []
     number = 0
 
@@ -165,7 +168,7 @@ def split(draw, session, *, said):
             row = Row("", context.prompt + asked, extends=before)
             for place in range(start, end):
                 turn = context.turns[place]
-                trains = turn.trained and (place >= done or draw(st.booleans()))
+                trains = turn.trained and (place >= done or (again and draw(st.booleans())))
                 row.add(
                     turn.tokens, turn.values, turn.penalties, number + place if trains else None
                 )
