@@ -1,4 +1,4 @@
 """The version, in a module: beside a checkout ``import verl_padding`` finds an empty package, whose
 modules do load."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
