@@ -14,7 +14,7 @@ from verl_padding.job.verl_source import installed_verl
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-TRACKED = "_verl_padding_stamps"
+TRACKED = "_verl_padding_tracked"
 """Attribute of a :func:`tracked` method."""
 SET_UP = ("_init_tokenizer", "_build_replay_buffer")
 UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")

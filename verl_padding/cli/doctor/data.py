@@ -121,8 +121,8 @@ def _prompts(
         why = " ".join(str(error).split())
         yield wrong(setting, f"the model's chat template rejects a prompt ({why}). Correct it.")
         return
-    *before, last = rows[0][column]
-    if isinstance(last["content"], str):
+    *before, last = rows[0][column] or [{}]
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
         texts = [f"{last['content']} {word}" for word in ("seven", "eight")]
         prompts = [[*before, {**last, "content": text}] for text in texts]
         seven, eight = (tokenizer.apply_chat_template(each, **options) for each in prompts)

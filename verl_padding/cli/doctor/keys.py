@@ -111,7 +111,7 @@ def legacy_rewards(config: DictConfig) -> Iterator[Finding]:
     for key, value in before.items():
         if key.partition(".")[0] not in moved and value is not None:
             now = [each for each in after if after[each] == value != before.get(each)]
-            fix = f"Set {now[0]}." if now else "Set its like of reward."
+            fix = f"Set {now[0]}." if now else "Set it below reward."
             yield wrong(key, f"{value}: verl's v1 trainers do not read this section. {fix}")
 
 
@@ -131,7 +131,7 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
         if kinds and (not fits or value != value):
             # verl's code may take a null or another number.
             say = wrong if kind is str else warning
-            yield say(key, f"{value}: verl has {there} there. Set it to {kinds[-1]}.")
+            yield say(key, f"{value}: verl's own value is {there}. Set it to {kinds[-1]}.")
 
 
 def _types(key: str, verls: Mapping[str, Any]) -> frozenset[type]:
