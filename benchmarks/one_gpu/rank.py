@@ -153,7 +153,7 @@ def rows_of_call(
         layout = plan.layouts[call]
         pad = pad_of(fields)
         data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
-        tries = plan.tries if plan.sharing == "on" else None
+        tries = plan.tries if plan.job.sharing == "on" else None
         steps: list[MiniBatch] = []
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]

@@ -1,7 +1,10 @@
 """The value of each metric under ``padding/`` on a plan and on laps made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.plan.test_strategies import JOB
 from tests.support.call_costs import costs_of
 from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
@@ -62,7 +65,7 @@ def hand_made(packer):
         call: score_layout(layout, costs_of(TOKENS, token_budget=BUDGETS[call], **of_call))
         for call, layout in layouts.items()
     }
-    return BatchPlan(packer=packer, sharing="off", layouts=layouts, figures=figures)
+    return BatchPlan(job=replace(JOB, packer=packer), layouts=layouts, figures=figures)
 
 
 @pytest.mark.parametrize(

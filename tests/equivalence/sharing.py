@@ -140,13 +140,13 @@ def update(workers, texts, sharing, tokens):
     ]
     fields = micro_batch_of([*trained_rows(texts, torch.float32).values()])
     batch = tq.kv_batch_put(keys=[*texts], partition_id="train", fields=fields, tags=tags)
-    shares, ranks = sharing == "on" or None, dp_size(workers, "actor")
+    shares, ranks = sharing == "on", dp_size(workers, "actor")
     shape = {"sessions": len(batch), "ranks": ranks, "budget": tokens, "sharing": sharing}
     job = job_of(prompts=1, mini_prompts=1, packer="plan", **shape)
     tokens_R = [tag["seq_len"] for tag in tags]
     tries = PrefixDetection(batch).by_outputs if shares else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries=tries), job)
-    padded = PaddedBatch(batch, plan, PadTemplate(eos_token_id=3, length=2), may_branch=shares)
+    padded = PaddedBatch(batch, plan, PadTemplate(eos_token_id=3, length=2))
     padded.put_pads()
     batch.extra_info |= SAID | {
         "calculate_entropy": False,

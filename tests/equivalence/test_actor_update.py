@@ -105,9 +105,7 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(weig
     plan = plan_of(batch, "plan", zero_advantage=zero_advantage, sharing=sharing)
     dropped = [len(rows) for rows in plan.layouts["actor"].dropped]
     assert dropped == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
-    padded = upsample(
-        batch, plan, TEMPLATE, weighting=LossWeighting(mode=mode), drops_zero_advantage=True
-    )
+    padded = upsample(batch, plan, TEMPLATE, weighting=LossWeighting(mode=mode))
     both = update_both(
         *actors, batch, plan, said={"calculate_entropy": False}, padded=padded, copies=copies
     )

@@ -25,8 +25,7 @@ def plan_for(batch, *, dp_size=2, mini=1):
 def upsample(batch, plan, template, **batch_fields):
     """The batch with its pads in TransferQueue; `strip` takes them out. ``batch_fields`` are
     further fields of it."""
-    may_branch = True if plan.sharing == "on" else None
-    padded = PaddedBatch(batch, plan, template, may_branch=may_branch, **batch_fields)
+    padded = PaddedBatch(batch, plan, template, **batch_fields)
     padded.put_pads()
     return padded
 

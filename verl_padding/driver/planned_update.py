@@ -70,7 +70,6 @@ class PlannedUpdate(PaddedBatch):
         log_once: Callable[..., None],
     ):
         self._job, self._step, self._log_once = job, step, log_once
-        self.may_branch: bool | None = None
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
         self.repeated_tokens: int | None = None
@@ -87,15 +86,15 @@ class PlannedUpdate(PaddedBatch):
             self._tokens_R = tokens_of_tags(batch.tags)
             self.prefixes = PrefixDetection(batch, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys:
-                self._prepare_rows(batch)
+            may_branch = self._prepare_rows(batch) if batch.keys else job.may_branch
             self._has_pass = not job.skips_old_log_probs
-            self._planner_job = job.planner_job(
+            planner_job = job.planner_job(
                 dp_sizes=dp_sizes,
                 updates_actor=job.updates_actor(step),
                 seed=seed,
                 pad_tokens=template.length,
             )
+            self._planner_job = replace(planner_job, may_branch=may_branch)
             self.first_plan = self._plan_calls(batch.keys)
             """The plan of all rows, before any is left out."""
             super().__init__(
@@ -103,13 +102,12 @@ class PlannedUpdate(PaddedBatch):
                 self.first_plan,
                 template,
                 weighting=loss_weighting(job.config, job.padding),
-                may_branch=self.may_branch,
                 timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
-                drops_zero_advantage=job.drops_zero_advantage,
             )
 
-    def _prepare_rows(self, batch: KVBatchMeta) -> None:
+    def _prepare_rows(self, batch: KVBatchMeta) -> bool:
+        """Settles what the plan depends on; returns whether rows may share before they branch."""
         self._keep_pass_that_rows_need(batch)
         padding = self._job.padding
         by_row = [name for name in ("advantages", "weighting") if getattr(padding, name) == "row"]
@@ -122,11 +120,11 @@ class PlannedUpdate(PaddedBatch):
             )
         if padding.repeated_tokens == "once":
             self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-        if self._job.shares:
-            self.may_branch = self._job.may_branch and not self.prefixes.has_images
-            # What sees an image may see more than what is before it, by a mask of the model's.
-            if self.may_branch != self._job.may_branch:
-                self._log("full-prefix sharing only, as rows have images", "images")
+        # What sees an image may see more than what is before it, by a mask of the model's.
+        if self._job.shares and self._job.may_branch and self.prefixes.has_images:
+            self._log("full-prefix sharing only, as rows have images", "images")
+            return False
+        return self._job.may_branch
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
@@ -151,13 +149,11 @@ class PlannedUpdate(PaddedBatch):
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
-        planner_job, tries = self._planner_job, None
-        if self.may_branch is not None:
-            planner_job = replace(planner_job, may_branch=self.may_branch)
-            tries = self.prefixes.by_outputs
+        tries = self.prefixes.by_outputs if self._job.shares and keys else None
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
-            plan = plan_batch(Rows.from_keys(keys, self._tokens_R, tries, dropped), planner_job)
+            rows = Rows.from_keys(keys, self._tokens_R, tries, dropped)
+            plan = plan_batch(rows, self._planner_job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self._step}: {refusal}") from refusal
         for warning in () if dropped else plan.warnings:

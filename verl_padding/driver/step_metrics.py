@@ -30,9 +30,9 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
     for call, layout in plan.layouts.items():
         figures = plan.figures[call]
         logged: dict[str, float | None] = {"packing_efficiency": figures.packing_efficiency}
-        if plan.packer == "plan":
+        if plan.job.packer == "plan":
             logged["micro_batch_imbalance"] = figures.micro_imbalance
-            if plan.sharing != "off":
+            if plan.job.sharing != "off":
                 logged["computed_tokens/total"] = figures.computed_tokens
                 logged["sharing_factor"] = figures.sharing_factor
         if CALL_BY_NAME[call].trains:

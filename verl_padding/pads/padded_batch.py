@@ -55,12 +55,9 @@ class PaddedBatch:
 
     Args:
         weighting: how the actor's loss weighs rows.
-        may_branch: whether rows share tokens before they branch, or only full prefixes; None where
-            they share nothing.
         timed: whether the workers time micro-batches.
         own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
             policy.
-        drops_zero_advantage: whether it may drop rows.
     """
 
     def __init__(
@@ -70,10 +67,8 @@ class PaddedBatch:
         template: PadTemplate,
         *,
         weighting: LossWeighting = DEFAULT_WEIGHTING,
-        may_branch: bool | None = None,
         timed: bool = False,
         own_old_log_probs: bool = False,
-        drops_zero_advantage: bool = False,
     ):
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags)
@@ -83,9 +78,8 @@ class PaddedBatch:
         """Those that have been put, or are about to be."""
         self.pad_length = template.length
         self._template = template
-        self.may_branch, self._timed = may_branch, timed
+        self._timed = timed
         self._weighting, self._own_old_log_probs = weighting, own_old_log_probs
-        self._drops_zero_advantage = drops_zero_advantage
         self._source = SourceRows(self.batch)
         self._fields_put: set[str] = set()
         self._factor_R = self._loss_factors()
@@ -140,7 +134,7 @@ class PaddedBatch:
             [int(mask.sum()) for mask in self.mask_R],
             self.loss_tokens_R,
             divides_by_rows=self._weighting.divides_by_rows,
-            drops_rows=call == ACTOR and self._drops_zero_advantage,
+            drops_rows=self.plan.job.updates[call].drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
@@ -192,10 +186,8 @@ class PaddedBatch:
         """What workers get in a pass, or in an update of some ``steps``: rows in the order of its
         layout, and what they must know of them. Its columns are put into TransferQueue; one marks
         pads, if a pass has some."""
-        layout, tries = self.plan.layouts[call], self.plan.tries
-        assert not any(layout.dropped) or (call == ACTOR and self._drops_zero_advantage), (
-            f"{call} would divide by the rows that it computes"
-        )
+        layout, job = self.plan.layouts[call], self.plan.job
+        tries = self.plan.tries if job.sharing == "on" else None
         # The trainer may have reordered its batch, and changed its tags, since it was planned.
         tag_of = dict(zip(batch.keys, batch.tags, strict=True))
         tag_of |= zip(self.pads.keys, self.pads.tags, strict=True)
@@ -205,11 +197,10 @@ class PaddedBatch:
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
-        shares = self.may_branch is not None
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
-            may_branch=self.may_branch,
-            position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
+            may_branch=None if tries is None else job.may_branch,
+            position_R=() if tries is None else tries.dfs_position_R.tolist(),
             timed_as=name if self._timed else None,
             factor_R=self._factor_R if call == ACTOR else None,
             takes_own_log_probs=takes_own_log_probs,

@@ -22,14 +22,13 @@ the other packages: ``rows_DK[d][k]`` are the numbers of the rows of micro-batch
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.calls import OptimizerSteps, Pass, Update
+from verl_padding.plan.calls import OptimizerSteps, Packer, Pass, Sharing, Update
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.job import Job, Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import MAX_TOKENS, Rows
-from verl_padding.plan.strategies import STRATEGIES, padded_rows
+from verl_padding.plan.strategies import STRATEGIES, Job, padded_rows
 
 __all__ = [
     "COST_MODELS",

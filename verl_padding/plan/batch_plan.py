@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.prefix_tries import PrefixTries
+from verl_padding.plan.strategies import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,8 @@ class LayoutFigures:
 class BatchPlan:
     """A layout for each worker call, of the same real rows and as many pads as the call needs."""
 
-    packer: Packer = "verl"
-    """What cuts micro-batches by tokens: verl's packer in the workers, or the plan."""
-    sharing: Sharing = "off"
-    """``on``: prefixes that rows of a micro-batch have in common are computed once."""
+    job: Job
+    """What it was planned for."""
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures]

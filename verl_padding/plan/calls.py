@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -12,6 +11,8 @@ from verl_padding.plan.errors import PlanError
 SyncPoint = Literal["mini_batch", "micro_batch"]
 PaddedTo = Literal["row", "micro_batch", "local_batch"]
 OptimizerSteps = Literal["configured", "by_rows"]
+Packer = Literal["verl", "plan"]
+Sharing = Literal["off", "on"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,45 +92,6 @@ class Update(Call):
     """Setting of ``prompts_per_mini_batch``, for messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepShape:
-    """What a strategy cuts mini-batches by: the prompts of a training step, and the calls that
-    train on them."""
-
-    prompts: int
-    """Prompts configured for the step; fewer may arrive."""
-    sessions_per_prompt: int
-    """Rollouts of a prompt."""
-    updates: Mapping[str, Update]
-    """Training calls by name."""
-    row_multiple: int = 1
-    """``lcm`` pads the rows to a multiple of this, and of what the updates require."""
-    seed: int = 0
-    """Seed of the permutations of updates that shuffle."""
-    optimizer_steps: OptimizerSteps = "configured"
-    """How many a batch takes, unless the strategy has a rule of its own: as many as
-    configured, or as its rows fill."""
-    prompts_setting: str = "prompts"
-    """Setting of ``prompts``, for messages."""
-    sessions_setting: str = "sessions_per_prompt"
-    """Setting of ``sessions_per_prompt``, for messages."""
-
-    def configured_steps(self, update: Update) -> int:
-        """Optimizer steps if all prompts have arrived, with one row a session."""
-        return self.prompts // update.prompts_per_mini_batch
-
-    def steps_of_batch(self, update: Update, n_rows: int) -> int:
-        """Optimizer steps of a batch, if it has a unit for each."""
-        # Mini-batches of 15 prompts x 8 sessions: 360 rows fill three, and 361 begin a fourth.
-        if self.optimizer_steps == "by_rows":
-            return -(-n_rows // self.mini_batch_rows(update))
-        return self.configured_steps(update)
-
-    def mini_batch_rows(self, update: Update) -> int:
-        """Rows of a mini-batch when every session is one row."""
-        return update.prompts_per_mini_batch * self.sessions_per_prompt
-
-
 SETTING_FIELDS = {
     "prompts": "prompts_setting",
     "sessions_per_prompt": "sessions_setting",
@@ -139,7 +101,7 @@ SETTING_FIELDS = {
 """Field -> the one with the name of its setting."""
 
 
-def check_fields(values: Call | StepShape) -> None:
+def check_fields(values: object) -> None:
     """Raises a PlanError if a number is below 1, unless it is the seed, or a name is no choice."""
     kinds = get_type_hints(type(values))
     for name, value in vars(values).items():

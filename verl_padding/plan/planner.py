@@ -8,17 +8,16 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Call, Pass
+from verl_padding.plan.calls import Call, Packer, Pass
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_local_batches
 from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
-from verl_padding.plan.strategies import STRATEGIES
+from verl_padding.plan.strategies import STRATEGIES, Job
 
 MAX_COST = 1 << 60
 """Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and
@@ -75,8 +74,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
         figures[name] = score_layout(layouts[name], costs)
     return BatchPlan(
-        packer=job.packer,
-        sharing=job.sharing,
+        job=job,
         layouts=layouts,
         figures=figures,
         tries=rows.tries,

@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Call
-from verl_padding.plan.job import Packer
+from verl_padding.plan.calls import Call, Packer
 from verl_padding.plan.layout import CutBy, Layout, RowsDK
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.local_mini_batches import (
