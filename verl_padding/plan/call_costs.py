@@ -90,9 +90,13 @@ class CallCosts:
         end_I = start_I + self._rounded_up(self.tokens_R[rows] - start_I)
         return self.cost_model(end_I) - self.cost_model(start_I)
 
-    def micro_batch_loads(self, rows_DK: RowsDK) -> tuple[Int64s, Int64s]:
-        """Tokens and cost (D, K) of each rank's micro-batches, as the engine computes them; numbers
-        from ``n_rows`` on are pads."""
+    def micro_batch_loads(self, rows_DK: RowsDK) -> tuple[Int64s, Int64s, Int64s]:
+        """Of each rank's micro-batches (D, K): the tokens that the engine computes, what they take
+        of the token budget, and their cost. Numbers from ``n_rows`` on are pads.
+
+        A row that branches off another one takes a whole multiple of the budget, and
+        ``min_branch_tokens`` at least.
+        """
         # Rows of 5 and 3 tokens beside a pad of 2: 10 tokens where rows are packed, and 15 where
         # each is padded to the longest.
         shape = len(rows_DK), len(rows_DK[0])
@@ -104,9 +108,13 @@ class CallCosts:
         if self.tries is not None:
             at, start_I = self.tries.segments(rows, batch_I)
             rows, batch_I = rows[at], batch_I[at]
-        computed = self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
+        tokens_I = self.tokens_R[rows] - start_I
         loads = []
-        for computed_I, pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
+        for computed_I, pad in (
+            (tokens_I, self.pad_tokens),
+            (self.used_by_rows(tokens_I, start_I > 0), self.pad_tokens),
+            (self.suffix_cost(rows, start_I), self.pad),
+        ):
             if self.call.padded_to == "row":
                 load_B = pads_B * pad
                 np.add.at(load_B, batch_I, computed_I)
@@ -118,22 +126,7 @@ class CallCosts:
                     largest_B = largest_D.repeat(shape[1])
                 load_B = n_rows_B * largest_B
             loads.append(load_B.reshape(shape))
-        return loads[0], loads[1]
-
-    def used_tokens(self, rows_DK: RowsDK) -> Int64s:
-        """Tokens (D, K) that micro-batches take of the token budget: those that are computed, but
-        of a row that branches off another a whole multiple, and ``min_branch_tokens`` at least."""
-        tokens_DK, _ = self.micro_batch_loads(rows_DK)
-        if self.tries is None:
-            return tokens_DK
-        numbers, batch_I = flatten_micro_batches(rows_DK)
-        is_real_I = numbers < self.n_rows
-        rows, batch_I = numbers[is_real_I], batch_I[is_real_I]
-        at, start_I = self.tries.segments(rows, batch_I)
-        own_I = self.tokens_R[rows[at]] - start_I
-        used_B = tokens_DK.flatten()
-        np.add.at(used_B, batch_I[at], self.used_by_rows(own_I, start_I > 0) - own_I)
-        return used_B.reshape(tokens_DK.shape)
+        return loads[0], loads[1], loads[2]
 
     def used_by_rows(self, tokens_I: Int64s, branches_I: NDArray[np.bool_]) -> Int64s:
         """What rows take of the token budget of which so many tokens are computed, and that branch
@@ -150,7 +143,7 @@ class CallCosts:
         micro-batches and pads."""
         # Ranks that cost 900 + 100 and 300 + 600 in two micro-batches: 900 + 600 where they
         # synchronize at each, and 1,000 where they do so once.
-        _, load_DK = self.micro_batch_loads(rows_DK)
+        _, _, load_DK = self.micro_batch_loads(rows_DK)
         by_micro = self.call.sync_point == "micro_batch"
         slowest = load_DK.max(axis=0).sum() if by_micro else load_DK.sum(axis=1).max()
         n_pads = int((flatten_micro_batches(rows_DK)[0] >= self.n_rows).sum())

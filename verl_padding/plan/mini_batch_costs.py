@@ -65,7 +65,7 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
         numbers, _ = flatten_micro_batches(rows_DK)
         real = numbers[numbers < costs.n_rows]
         n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
-        tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
+        tokens_DK, _, load_DK = costs.micro_batch_loads(rows_DK)
         shared_computed = int(tokens_DK.sum()) - n_pads * costs.pad_tokens
         steps.append(
             MiniBatchCost(

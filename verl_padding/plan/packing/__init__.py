@@ -67,7 +67,8 @@ def _local_batches(
     rows_DK = _cutter(costs.call, packer)(replace(costs, tries=None), rows, size)
     if costs.tries is None:
         return rows_DK
-    fits = costs.used_tokens(rows_DK).max() <= costs.token_budget
+    _, used_DK, _ = costs.micro_batch_loads(rows_DK)
+    fits = used_DK.max() <= costs.token_budget
     return cut_micro_steps(costs, rows, size, best=rows_DK if fits else None)
 
 
@@ -89,7 +90,7 @@ def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
     Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
     fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
     """
-    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
+    tokens_DK, _, _ = costs.micro_batch_loads(rows_DK)
     order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
     if costs.call.has_pipeline:
         # 9 8 7 6 5 become 5 7 9 8 6.

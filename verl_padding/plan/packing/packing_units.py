@@ -62,7 +62,7 @@ def candidate_groupings(
     numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
     order, shared_I = costs.tries.shared_among(numbers)
     in_order = numbers[order]
-    tokens, cost = (int(load.sum()) for load in costs.micro_batch_loads([[rows]]))
+    tokens, _, cost = (int(load.sum()) for load in costs.micro_batch_loads([[rows]]))
     n_bins = n_ranks * -(-tokens // (costs.token_budget * n_ranks))
     branches_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
     # A row and its full prefixes cost what it costs alone: such a run is never too costly.

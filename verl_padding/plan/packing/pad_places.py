@@ -57,8 +57,8 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     room, or rows that have moved branch off others there and take more than the token budget."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
-    _, load_DK = costs.micro_batch_loads(rows_DK)
-    room_DK = costs.token_budget - costs.used_tokens(rows_DK)
+    _, used_DK, load_DK = costs.micro_batch_loads(rows_DK)
+    room_DK = costs.token_budget - used_DK
     if (room_DK < 0).any():
         return None
     room_DK //= costs.pad_tokens
@@ -97,7 +97,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     moved_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
     # where it was: what a micro-batch computes in the end is no more than that.
-    used_DK, load_DK = costs.micro_batch_loads(rows_DK)
+    used_DK, _, load_DK = costs.micro_batch_loads(rows_DK)
     makespan_K = load_DK.max(axis=0)
     places_D = size - needed_D
     # In a micro-batch without rows, also of the same rank, a row takes the place of a pad.
