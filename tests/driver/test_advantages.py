@@ -20,7 +20,7 @@ from tests.support.losses_on_rows import MODES, nested
 from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.split_sessions import sessions, split
 from tests.support.verl_config import compose_job
-from verl_padding.driver.advantages import session_advantages, trajectory_places
+from verl_padding.driver.advantages import session_advantages
 from verl_padding.pads.loss_weighting import (
     MEAN_OF_TOKENS,
     TOKEN_MODES,
@@ -52,10 +52,11 @@ def algorithm_of(estimator):
 
 
 def computed(estimator, fields, keys=KEYS, parent_R=None, prompts=5):
-    responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    places_R = trajectory_places(keys, prompt_R, responses, parent_R or [None] * len(keys))
-    return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
+    masks = fields["response_mask"]
+    tokens_R = [prompt + len(mask) for prompt, mask in zip(prompt_R, masks, strict=True)]
+    parent_R = parent_R or [None] * len(keys)
+    return session_advantages(as_rows(fields), keys, tokens_R, parent_R, algorithm_of(estimator))
 
 
 def by_verl(estimator, fields, keys):

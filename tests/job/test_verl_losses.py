@@ -1,12 +1,12 @@
 """The table of verl's losses and estimators has a line for each that verl registers, and no
 other."""
 
-from copy import deepcopy
 from inspect import signature
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -53,8 +53,9 @@ def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
         fields = {"response_mask": masks, "values": masks * 0.5, "token_level_rewards": masks * 1.0}
         samples = DataProto.from_single_dict(fields)
         samples.non_tensor_batch["uid"] = np.array(["p"] * len(mask), dtype=object)
+        rows, keys = TensorDict(fields, batch_size=len(mask)), ["p_0_0", "p_1_0"][: len(mask)]
         algorithm = compose_job(f"algorithm.adv_estimator={name}", *CRITIC.get(name, [])).algorithm
-        estimated = estimate(deepcopy(samples), algorithm)
+        estimated = estimate(rows, keys, algorithm)
         assert estimated["advantages"].isfinite().all()
         try:
             found = compute_advantage(

@@ -23,7 +23,6 @@ from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.columns import jagged
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
-from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import MASK, number_tokens
 
@@ -82,37 +81,27 @@ def trajectory_places(
     ]
 
 
-def compute_session_advantages(
-    batch: KVBatchMeta, algorithm: DictConfig, parent_R: Sequence[int | None]
-) -> None:
-    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's,
-    which are of rows.
-
-    Args:
-        parent_R: number of the row that each row continues; None for none.
-    """
-    rows = read_fields(batch.keys, batch.partition_id, READ)
-    tokens_R = tokens_of_tags(batch.tags)
-    response_R = rows[MASK].offsets().diff().tolist()
-    prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
-    places_R = trajectory_places(batch.keys, prompt_R, response_R, parent_R)
-    put_columns(batch, session_advantages(rows, batch.keys, places_R, algorithm))
-
-
 def session_advantages(
-    rows: TensorDict, keys: Sequence[str], places_R: Sequence[torch.Tensor], algorithm: DictConfig
+    rows: TensorDict,
+    keys: Sequence[str],
+    tokens_R: Sequence[int],
+    parent_R: Sequence[int | None],
+    algorithm: DictConfig,
 ) -> dict[str, torch.Tensor]:
     """Advantages and returns of each row, (R, response tokens) jagged, from verl's estimator on
     whole sessions.
 
     Args:
         rows: the fields of :data:`READ` that the rows have, jagged.
-        places_R: their :func:`trajectory_places`.
+        tokens_R: of each row, prompt and response.
+        parent_R: number of the row that each row continues; None for none.
     """
+    response_R = rows[MASK].offsets().diff().tolist()
+    prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
+    places_R = trajectory_places(keys, prompt_R, response_R, parent_R)
     fields = {name: rows[name].unbind() for name in READ if name in rows}
     columns = [_columns(fields, session, places_R) for session in rows_of_sessions(keys)]
-    estimated = _estimate_sessions(keys, columns, places_R, algorithm)
-    return {name: jagged(value_R) for name, value_R in estimated.items()}
+    return _estimate_sessions(keys, columns, places_R, algorithm)
 
 
 def _columns(
@@ -160,25 +149,23 @@ def _estimate_sessions(
     columns: Sequence[Mapping[str, torch.Tensor]],
     places_R: Sequence[torch.Tensor],
     algorithm: DictConfig,
-) -> dict[str, list[torch.Tensor]]:
+) -> dict[str, torch.Tensor]:
     """Of rows with these keys, what verl's estimator makes of the :func:`_columns` of each session,
-    at the places of their tokens."""
+    at the places of their tokens, jagged."""
     sessions = rows_of_sessions(keys)
     fields = {name: jagged(column[name] for column in columns) for name in columns[0]}
-    # verl's estimators take samples padded to the longest.
-    batch = TensorDict(fields, batch_size=len(sessions)).to_padded_tensor()
-    uids = np.array([uid_of_key(keys[session[0]]) for session in sessions], dtype=object)
-    found = estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+    first_keys = [keys[session[0]] for session in sessions]
+    found = estimate(TensorDict(fields, batch_size=len(sessions)), first_keys, algorithm)
     session_of = {row: number for number, session in enumerate(sessions) for row in session}
     return {
-        name: [found[name][session_of[row], places] for row, places in enumerate(places_R)]
+        name: jagged(found[name][session_of[row], places] for row, places in enumerate(places_R))
         for name in RESULTS
     }
 
 
-def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
-    """What verl's estimator makes of samples, also where it raises: it whitens no single token, and
-    best and second best are those of two samples.
+def estimate(fields: TensorDict, keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
+    """What verl's estimator makes of samples with these keys, also where it raises: it whitens no
+    single token, and best and second best are those of two samples.
 
     A token that no other is compared with is its own mean, so its advantage is 0. A sample without
     another of its prompt has no baseline, and what ``grpo`` gives it: its reward.
@@ -187,15 +174,16 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
     settings = {name: algorithm[name] for name in ("gamma", "lam")} | {"config": algorithm}
     settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
     estimator = ESTIMATORS.get(algorithm.adv_estimator, Estimator())
+    uids = np.array(list(map(uid_of_key, keys)), dtype=object)
+    # verl's estimators take samples padded to the longest.
+    samples = DataProto(batch=fields.to_padded_tensor(), non_tensor_batch={"uid": uids})
     mask = samples.batch[MASK]
     found = {name: torch.zeros_like(samples.batch[REWARDS]) for name in RESULTS}
     parts = [(np.ones(len(mask), dtype=np.bool_), algorithm.adv_estimator)]
     if estimator.whitens and mask.sum() <= 1:
         parts = []
     elif estimator.needs_two_samples:
-        _, prompt_S, counts = np.unique(
-            samples.non_tensor_batch["uid"], return_inverse=True, return_counts=True
-        )
+        _, prompt_S, counts = np.unique(uids, return_inverse=True, return_counts=True)
         is_alone_S = counts[prompt_S] == 1
         parts = [(is_alone_S, "grpo"), (~is_alone_S, algorithm.adv_estimator)]
     for some_S, name in parts:
@@ -226,12 +214,10 @@ def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """Puts what verl's trainer would compute of these rows if there were no others, by another
     estimator than ``grpo``."""
     rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
-    data = DataProto(batch=rows.to_padded_tensor())
-    data.batch["token_level_scores"] = data.batch[SCORES]
+    rows["token_level_scores"] = rows[SCORES]
     if REWARDS not in rows:
-        data.batch[REWARDS] = data.batch[SCORES]
-    data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
-    computed = estimate(data, algorithm)
+        rows[REWARDS] = rows[SCORES]
+    computed = estimate(rows, batch.keys, algorithm)
     put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})
 
 
@@ -267,8 +253,8 @@ def compute_grpo_advantages(
         # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
     places_R = [torch.zeros_like(mask, dtype=torch.int64) for mask in mask_R]
-    estimated_R = _estimate_sessions(batch.keys, samples, places_R, algorithm)["advantages"]
-    advantages = jagged(map(torch.mul, estimated_R, mask_R))
+    estimated = _estimate_sessions(batch.keys, samples, places_R, algorithm)["advantages"]
+    advantages = jagged(map(torch.mul, estimated.unbind(), mask_R))
     put_columns(batch, dict.fromkeys(RESULTS, advantages))
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from verl_padding.driver.advantages import (
+    READ,
     RESULTS,
     REWARDS,
     SCORES,
     compute_grpo_advantages,
     compute_row_advantages,
-    compute_session_advantages,
     estimator_for_any_rows,
+    session_advantages,
 )
 from verl_padding.driver.agent_roles import parts_by_role, read_roles
 from verl_padding.driver.planned_update import PlannedUpdate
@@ -30,6 +31,7 @@ from verl_padding.pads.queue import (
     select_rows,
     tokens_of_masks,
 )
+from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import MASK
@@ -78,7 +80,10 @@ def compute_advantages(
     trained_keys = {batch.keys[row] for row in trained}
     for part, continued in parts:
         if by_session:
-            compute_session_advantages(part, algorithm, continued)
+            rows = read_fields(part.keys, part.partition_id, READ)
+            tokens_R = tokens_of_tags(part.tags)
+            advantages = session_advantages(rows, part.keys, tokens_R, continued, algorithm)
+            put_columns(part, advantages)
         elif algorithm.adv_estimator == "grpo":
             compute_grpo_advantages(part, algorithm, trained_keys, has_verls=is_stock)
         elif not is_stock:
