@@ -128,8 +128,8 @@ def start_over(workers):
 def update(workers, texts, sharing, tokens):
     """Makes an update of one optimizer step: its gradient norm, and the plan's sharing factor."""
     from tests.support.padded_group import padded_group
+    from tests.support.padded_rows import upsample
     from verl_padding.driver.worker_calls import dp_size
-    from verl_padding.pads.padded_batch import PaddedBatch
     from verl_padding.pads.template import PadTemplate
     from verl_padding.pads.upsampling import strip
     from verl_padding.prefix_sharing.detection import PrefixDetection
@@ -146,8 +146,7 @@ def update(workers, texts, sharing, tokens):
     tokens_R = [tag["seq_len"] for tag in tags]
     tries = PrefixDetection(batch).by_outputs if shares else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries=tries), job)
-    padded = PaddedBatch(batch, plan, PadTemplate(eos_token_id=3, length=2))
-    padded.put_pads()
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
     batch.extra_info |= SAID | {
         "calculate_entropy": False,
         "dataloader_kwargs": {"shuffle": False},

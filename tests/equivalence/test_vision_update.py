@@ -15,7 +15,7 @@ from tests.support.trained_batches import with_trained_fields
 from tests.support.updates import assert_packed_as_planned, update_both
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.upsampling import image_of_pads
+from verl_padding.pads.upsampling import image_of_pads, images_of_rows
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
@@ -52,7 +52,7 @@ def actors(request, transfer_queue, tmp_path_factory):
 def template_for(config, batch):
     """Of pads that show the model's vision tower what it must see."""
     maker = image_maker("auto", config)
-    image = image_of_pads(batch, maker)
+    image = image_of_pads(images_of_rows(batch), maker)
     return PadTemplate(eos_token_id=3, length=1 + len(image.token_ids) if image else 2, image=image)
 
 

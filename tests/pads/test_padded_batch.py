@@ -5,7 +5,7 @@ import pytest
 import torch
 import transfer_queue as tq
 
-from tests.support.padded_rows import plan_for, upsample
+from tests.support.padded_rows import DEFAULT_WEIGHTING, plan_for, upsample
 from tests.support.rows_in_queue import (
     PARTITION,
     put_columns,
@@ -84,13 +84,9 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
 WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 
 
-DEFAULT_WEIGHTING = LossWeighting(mode="seq-mean-token-mean")
-
-
 def sent(batch, weighting=DEFAULT_WEIGHTING):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=weighting)
-    padded.put_pads()
+    padded = upsample(batch, plan_for(batch, mini=3), TEMPLATE, weighting)
     rows = padded.training_batch("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded.pads)

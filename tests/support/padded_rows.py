@@ -2,9 +2,12 @@
 
 import torch
 
+from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import uid_of_key
+
+DEFAULT_WEIGHTING = LossWeighting(mode="seq-mean-token-mean")
 
 
 def plan_for(batch, *, dp_size=2, mini=1):
@@ -22,10 +25,9 @@ def plan_for(batch, *, dp_size=2, mini=1):
     return plan_batch(rows, job)
 
 
-def upsample(batch, plan, template, **batch_fields):
-    """The batch with its pads in TransferQueue; `strip` takes them out. ``batch_fields`` are
-    further fields of it."""
-    padded = PaddedBatch(batch, plan, template, **batch_fields)
+def upsample(batch, plan, template, weighting=DEFAULT_WEIGHTING):
+    """The batch with its pads in TransferQueue; `strip` takes them out."""
+    padded = PaddedBatch(batch, plan, template, weighting=weighting)
     padded.put_pads()
     return padded
 

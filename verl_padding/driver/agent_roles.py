@@ -13,6 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.pads.queue import KVBatchMeta, read_extra_fields, select_rows
+from verl_padding.plan.row_keys import rows_by_name
 
 ROLE = "role"
 """What an agent loop puts into a row's ``extra_fields``: a name, the same in all sessions."""
@@ -50,8 +51,7 @@ def parts_by_role(
         parent_R: number of the row of the batch that each row continues. A row that goes on from
             one of another role continues the nearest of its own before that.
     """
-    for role in dict.fromkeys(role_R):
-        rows = [row for row, own in enumerate(role_R) if own == role]
+    for rows in rows_by_name(role_R).values():
         place_of = {row: place for place, row in enumerate(rows)}
         continued: list[int | None] = []
         for row in rows:

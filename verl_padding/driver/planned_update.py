@@ -108,8 +108,14 @@ class PlannedUpdate(PaddedBatch):
 
     def _prepare_rows(self, batch: KVBatchMeta) -> bool:
         """Settles what the plan depends on; returns whether rows may share before they branch."""
-        self._keep_pass_that_rows_need(batch)
         padding = self._job.padding
+        # Refused here, before anything is changed, if an agent loop has not said what advantages
+        # need.
+        if padding.advantages == "session":
+            _ = self.prefixes.parent_R
+        if padding.baseline == "role":
+            read_roles(batch.keys, batch.partition_id)
+        self._keep_pass_that_rows_need(batch)
         by_row = [name for name in ("advantages", "weighting") if getattr(padding, name) == "row"]
         if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
             session = " and ".join(f"padding.{name}=session" for name in by_row)
@@ -159,14 +165,6 @@ class PlannedUpdate(PaddedBatch):
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
         return plan
-
-    def check_extra_fields(self) -> None:
-        """Refuses rows of which an agent loop has not said what their advantages need, with a
-        PaddingDataError."""
-        if self._job.padding.advantages == "session":
-            _ = self.prefixes.parent_R
-        if self._job.padding.baseline == "role":
-            read_roles(self.batch.keys, self.batch.partition_id)
 
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)

@@ -18,9 +18,9 @@ from verl_padding.driver.worker_calls import (
     dp_size,
     probe_models,
     read_timings,
+    unplanned,
     wrap_worker_groups,
 )
-from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
@@ -30,9 +30,8 @@ from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.upsampling import image_of_pads
+from verl_padding.pads.upsampling import image_of_pads, images_of_rows
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +99,6 @@ class TrainingSteps:
             },
             log_once=self._log_once,
         )
-        update.check_extra_fields()
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
@@ -115,11 +113,7 @@ class TrainingSteps:
         update, keys = self.current, sorted(batch.keys)
         if update is not None and call in update.plan.layouts and sorted(update.batch.keys) == keys:
             return update
-        raise PaddingDataError(
-            f"worker call {call!r}: {plural(len(batch), 'row')} in TransferQueue that are not "
-            "those of a step, or a call that its plan does not have. Send workers the rows' data "
-            "as a TensorDict, or train without +padding."
-        )
+        raise unplanned(call, batch)
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
@@ -203,7 +197,7 @@ class TrainingSteps:
         if job.has_vision:
             make = image_maker(job.padding.multimodal, job.model_config)
         # With a vision model, only the rows say whether this batch shows it anything.
-        image = image_of_pads(batch, make)
+        image = image_of_pads(images_of_rows(batch), make)
         # Only the model reads it.
         tokens = [tokenizer.eos_token_id, tokenizer.pad_token_id, 0]
         return PadTemplate(

@@ -14,6 +14,7 @@ from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
+from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import NO_ADAPTER
 from verl_padding.pads.planned_call import CALL
@@ -57,22 +58,16 @@ class PaddedWorkerGroup:
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
         if name in CALL_OF_METHOD and self._update_for is not None:
-            return partial(self._call, self._update_for, CALL_OF_METHOD[name], target)
+            return partial(self._call, CALL_OF_METHOD[name], target)
         return partial(_refuse_rows, target) if callable(target) else target
 
     def _call(
-        self,
-        update_for: UpdateFor,
-        call: WorkerCall,
-        target: Callable[..., Any],
-        batch: Any,
-        /,
-        *args: Any,
-        **kwargs: Any,
+        self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        update = update_for(call.name, batch)
+        assert self._update_for is not None, "a group whose calls are planned"
+        update = self._update_for(call.name, batch)
         update.prepare_call(call.name)
         self._worker_group.execute_with_func_generator(start_call)
         make = update.training_batch if call.trains else update.worker_batch
@@ -103,15 +98,19 @@ class PaddedWorkerGroup:
 
 def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    leaves = tree_leaves((args, kwargs))
-    if batches := [leaf for leaf in leaves if isinstance(leaf, KVBatchMeta)]:
-        name = getattr(target, "__name__", type(target).__name__)
-        raise PaddingDataError(
-            f"worker call {name!r}: {plural(len(batches[0]), 'row')} in TransferQueue would reach "
-            "workers without pads, as this call is not planned. Send it the rows' data as a "
-            "TensorDict, or train without +padding."
-        )
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, KVBatchMeta):
+            raise unplanned(getattr(target, "__name__", type(target).__name__), leaf)
     return target(*args, **kwargs)
+
+
+def unplanned(call: str, batch: KVBatchMeta) -> PaddingDataError:
+    """What refuses a worker call whose rows would reach workers without pads."""
+    return PaddingDataError(
+        f"worker call {call!r}: {plural(len(batch), 'row')} in TransferQueue that are not those of "
+        "a step, or a call that its plan does not have. Send workers the rows' data as a "
+        "TensorDict, or train without +padding."
+    )
 
 
 def check_steps(
@@ -124,7 +123,7 @@ def check_steps(
         if (taken := (done[STEPS], done[SCHEDULER_STEPS])) != planned:
             raise PaddingError(
                 f"worker call {call.name!r}: rank {rank} took {taken} (optimizer, scheduler) "
-                f"steps, but {planned} are planned. Use verl 0.9.1, or train without +padding."
+                f"steps, but {planned} are planned. {FIX}"
             )
 
 

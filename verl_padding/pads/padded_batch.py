@@ -1,7 +1,7 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -12,7 +12,6 @@ from verl_padding.pads.columns import BATCH_ROW, COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import (
     ACTOR,
     LOSS_WEIGHT,
-    MEAN_OF_TOKENS,
     LossWeighting,
     loss_factors,
 )
@@ -24,6 +23,7 @@ from verl_padding.pads.planned_call import (
     mini_batches,
 )
 from verl_padding.pads.queue import (
+    EXTRA_FIELDS,
     KVBatchMeta,
     fields_of_all,
     put_columns,
@@ -35,10 +35,9 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads
+from verl_padding.pads.upsampling import new_pads
 from verl_padding.plan import BatchPlan
 
-DEFAULT_WEIGHTING = LossWeighting(mode=MEAN_OF_TOKENS)
 NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
 
@@ -66,7 +65,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        weighting: LossWeighting = DEFAULT_WEIGHTING,
+        weighting: LossWeighting,
         timed: bool = False,
         own_old_log_probs: bool = False,
     ):
@@ -216,5 +215,11 @@ class PaddedBatch:
         """Of some pads, what real rows have by now; columns of an earlier call come anew with each
         call."""
         rows = self._source.read()
-        check_weight_is_a_field(rows)
+        for row in rows:
+            extra = row.get(EXTRA_FIELDS)
+            if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:  # no loss reads it there
+                raise PaddingDataError(
+                    f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a "
+                    f"weight is a field of its own: {LOSS_WEIGHT} of the agent loop's output."
+                )
         return self._template.fields(rows, {*COLUMN_DTYPES, *leave_out}, n_pads)

@@ -11,9 +11,7 @@ from tensordict import TensorDict
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.field_kinds import FieldFormat
-from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import (
-    EXTRA_FIELDS,
     KVBatchMeta,
     clear,
     put_columns,
@@ -69,19 +67,19 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    _check_arguments(multiple, eos_token_id, length, fields or {})
+    if multiple < 1 or eos_token_id < 0:
+        raise PaddingDataError(f"{multiple=}, {eos_token_id=}: give at least 1 and 0.")
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
-    template = PadTemplate(
-        eos_token_id=eos_token_id,
-        length=length,
-        schema=Schema(fields),
-        image=image_of_pads(batch, image),
-    )
+    is_queued = isinstance(batch, KVBatchMeta)
+    rows = SourceRows(batch).read() if is_queued else row_dicts(batch)
+    inputs_R = (row.get(MULTI_MODAL_INPUTS) for row in rows)
+    shown = image_of_pads(images_of_rows(batch) if is_queued else inputs_R, image)
+    schema = Schema(fields)
+    template = PadTemplate(eos_token_id=eos_token_id, length=length, schema=schema, image=shown)
     n_pads = -len(batch) % multiple
-    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
     # Rows are refused whether this batch needs pads or not.
     columns = template.fields(rows, n_pads=n_pads or 1)
     if isinstance(batch, TensorDict):
@@ -94,23 +92,6 @@ def upsample(
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
-
-
-def _check_arguments(
-    multiple: object, eos_token_id: object, length: object, fields: Mapping[str, object]
-) -> None:
-    for name, value, least in (
-        ("multiple", multiple, 1),
-        ("eos_token_id", eos_token_id, 0),
-        ("length", 0 if length is None else length, 0),
-    ):
-        # bool is an int to Python, not to a user.
-        if not isinstance(value, int | np.integer) or value is True or value < least:
-            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
-    for name, declared in fields.items():
-        if not isinstance(declared, FieldFormat):
-            fix = "give FieldFormat(Kind.RESPONSE), say"
-            raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
 def strip(batch: Batch) -> Batch:
@@ -182,37 +163,21 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
 
 
 def image_of_pads(
-    batch: KVBatchMeta | TensorDict, make: Callable[[Inputs], SmallestImage] | None
+    inputs_R: Iterable[Inputs | None], make: Callable[[Inputs], SmallestImage] | None
 ) -> SmallestImage | None:
     """What is made from ``multi_modal_inputs`` of a row that has an image or a video; None if no
-    row of the batch has one."""
+    row has one."""
     if make is None:
         return None
-    for inputs in images_of_rows(batch):
+    for inputs in inputs_R:
         if inputs and any(name.startswith("pixel_values") for name in inputs):
             return make(inputs)
     return None
 
 
-def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
-    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they
-    are asked for."""
-    if isinstance(batch, TensorDict):
-        column = batch.get(MULTI_MODAL_INPUTS, None)
-        yield from [] if column is None else column.tolist()
-        return
+def images_of_rows(batch: KVBatchMeta) -> Iterator[Inputs | None]:
+    """``multi_modal_inputs`` of each row in TransferQueue, read as far as they are asked for."""
     for start in range(0, len(batch), ROWS_AT_ONCE):
         keys = batch.keys[start : start + ROWS_AT_ONCE]
         for row in read_rows(keys, batch.partition_id, [MULTI_MODAL_INPUTS]):
             yield row.get(MULTI_MODAL_INPUTS)
-
-
-def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
-    """Refuses a row that has its weight where no loss reads it, with a PaddingDataError."""
-    for row in rows:
-        extra = row.get(EXTRA_FIELDS)
-        if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:
-            raise PaddingDataError(
-                f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a "
-                f"weight is a field of its own: {LOSS_WEIGHT} of the agent loop's output."
-            )

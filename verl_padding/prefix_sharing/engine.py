@@ -176,14 +176,14 @@ class SharingEngine(VerlEngine):
     engine_config: Any
     branch_limit: str | None = None
     """Why rows that branch share nothing; None if attention follows them."""
-    _keeps_apart = False
-    """Whether linear attention takes packed rows one by one."""
+    _linear_layers: Sequence[Any] = ()
+    """Layers of linear attention that take packed rows one by one."""
     _followed: PrefixTrie | None = None
     """The trie that attention follows, until the backward pass has ended."""
 
     def keep_rows_apart(self) -> None:
         """Has the model's linear attention, if there is any, take packed rows one by one."""
-        self._keeps_apart = bool(patch_linear_attention(self.module))
+        self._linear_layers = patch_linear_attention(self.module)
 
     def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
         # Layers that are checkpointed follow a trie again in the backward pass.
@@ -229,11 +229,9 @@ class SharingEngine(VerlEngine):
                 patch_veomni_attention()
             for layer in attention_layers(self.module):
                 setattr(layer, TRIE, branching)
-        if not self._keeps_apart:
-            return
-        if micro_batch is not None and trie is None:
+        if self._linear_layers and micro_batch is not None and trie is None:
             trie = trie_of_rows(micro_batch[INPUT_IDS].offsets().diff().tolist())
-        for layer in linear_layers(self.module):
+        for layer in self._linear_layers:
             setattr(layer, TRIE, trie)
 
 

@@ -23,7 +23,6 @@ from verl_padding.pads.planned_call import planned_call
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
-from verl_padding.worker.training_workers import token_budget
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +77,9 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         ends = accumulate(map(len, rows_K), initial=0)
         indices = [list(range(begin, end)) for begin, end in pairwise(ends)]
         micro_batches = [tu.index_select_tensor_dict(data, places) for places in indices]
+        # Ulysses ranks, which share rows, have a part of the budget each.
+        ranks = tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        budget = int(data["max_token_len_per_gpu"]) * int(ranks)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch, rows in zip(micro_batches, rows_K, strict=True):
             tokens = computed = len(micro_batch[INPUT_IDS].values())
@@ -91,7 +93,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 computed = trie.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TRIE, trie)
-            if computed > (budget := token_budget(data)):
+            if computed > budget:
                 if call.may_branch is None:
                     raise PaddingDataError(
                         f"a micro-batch of {tokens} tokens, more than its budget of {budget}: rows "

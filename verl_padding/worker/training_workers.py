@@ -44,10 +44,3 @@ def worker_data(ids_R: Sequence[torch.Tensor], **fields: Sequence[torch.Tensor])
         for name, value_R in (columns | fields).items()
     }
     return TensorDict(jagged_F, batch_size=len(ids_R))
-
-
-def token_budget(data: TensorDict) -> int:
-    """Most tokens of a micro-batch of a call; Ulysses ranks, which share its rows, have a part
-    each."""
-    ranks = tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-    return int(data["max_token_len_per_gpu"]) * int(ranks)
