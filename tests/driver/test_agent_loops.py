@@ -85,7 +85,7 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
     queued = list(queue_content())
     found = {
         key: sorted(names)
-        for names, keys in row_schemas(queued, PARTITION).keys_by_fields.items()
+        for names, keys in row_schemas(queued, PARTITION)[0].items()
         for key in keys
     }
     with_teacher = {key for key, names in found.items() if TEACHER in names}

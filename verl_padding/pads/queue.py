@@ -4,7 +4,6 @@ TransferQueue."""
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 EXTRA_FIELDS = "extra_fields"
 """Field of a row with what its agent loop says beside verl's own fields."""
+Shape = tuple[int, ...] | None
+"""Of a field of a row; None of a value that is no tensor."""
 _HELD: list[Any] = []
 """Storage of queues that were let go of: Ray ends an actor when the process that made it drops its
 last handle."""
@@ -143,23 +144,16 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     return meta
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowSchemas:
-    """The fields of some rows; their data is not read."""
-
-    keys_by_fields: Mapping[frozenset[str], list[str]]
-    """Rows grouped by the fields that they have."""
-    shapes: Mapping[str, Mapping[str, tuple[int, ...] | None]]
-    """Field that all rows have -> row -> shape, None of a value that is no tensor."""
-    dtypes: Mapping[str, torch.dtype]
-    """Tensor field of the partition -> dtype of its first put, which all others must have."""
-
-
-def row_schemas(keys: Sequence[str], partition_id: str) -> RowSchemas:
-    """What TransferQueue's controller knows about the fields of some rows.
+def row_schemas(
+    keys: Sequence[str], partition_id: str
+) -> tuple[dict[frozenset[str], list[str]], dict[str, dict[str, Shape]], dict[str, torch.dtype]]:
+    """What TransferQueue's controller knows about the fields of some rows; their data is not read.
 
     A PaddingDataError refuses a row that has a field in another dtype: TransferQueue stores it,
     does not list it, and says so in its log alone.
+
+    Returns: the rows by the fields that they have; field that all rows have -> row -> shape; and
+    tensor field of the partition -> dtype of its first put, which all others must have.
     """
     meta = _look_up(keys, partition_id)
     rows = list(meta.global_indexes)
@@ -180,7 +174,7 @@ def row_schemas(keys: Sequence[str], partition_id: str) -> RowSchemas:
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
         shapes[name] = dict(zip(keys, shape_R, strict=True))
     dtypes = {name: dtype for name, (dtype, _, _) in fields.items() if dtype is not None}
-    return RowSchemas(keys_by_fields=keys_by_fields, shapes=shapes, dtypes=dtypes)
+    return keys_by_fields, shapes, dtypes
 
 
 def _fields_of(

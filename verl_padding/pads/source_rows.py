@@ -9,7 +9,7 @@ import torch
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
-from verl_padding.pads.queue import KVBatchMeta, read_rows, row_schemas
+from verl_padding.pads.queue import KVBatchMeta, Shape, read_rows, row_schemas
 from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding
 
 TOKEN_FIELDS = "prompts", "responses"
@@ -32,14 +32,13 @@ class SourceRows:
     def __init__(self, batch: KVBatchMeta):
         self._batch = batch
         check_no_pads(batch.keys, map(is_padding, batch.tags))
-        schemas = row_schemas(batch.keys, batch.partition_id)
-        self._keys_by_fields = schemas.keys_by_fields
-        self._check_columns(schemas.dtypes)
+        self._keys_by_fields, shapes, dtypes = row_schemas(batch.keys, batch.partition_id)
+        self._check_columns(dtypes)
         for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
                     raise missing_field(keys[0], name)
-        lengths = _lengths(batch, schemas.shapes)
+        lengths = _lengths(batch, shapes)
         self._keys = [
             _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
         ]
@@ -97,7 +96,7 @@ def _weight(key: str, value: object) -> float:
 
 
 def _lengths(
-    batch: KVBatchMeta, shapes: Mapping[str, Mapping[str, tuple[int, ...] | None]]
+    batch: KVBatchMeta, shapes: Mapping[str, Mapping[str, Shape]]
 ) -> dict[str, tuple[int, int]]:
     """Prompt and response tokens of each row, which its tags have to agree with."""
     lengths = {}
