@@ -8,7 +8,7 @@ does not know, so the trie is no argument of the model.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -57,10 +57,7 @@ def patch_attention() -> None:
     Ulysses ranks, once a process."""
     from verl.models.transformers import monkey_patch
 
-    for name in ENTRIES:
-        if name in ALL_ATTENTION_FUNCTIONS:
-            ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
-    monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
+    _patch(ENTRIES, monkey_patch)
 
 
 @functools.cache
@@ -68,9 +65,14 @@ def patch_veomni_attention() -> None:
     """The same for VeOmni's attentions, which have an exchange of their own."""
     from veomni.ops.kernels.attention import flash
 
-    for name in flash._VEOMNI_FLASH_ATTN_IMPL_MAPPING:
-        ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
-    flash._flash_attention_forward = gather_paths(flash._flash_attention_forward)
+    _patch(flash._VEOMNI_FLASH_ATTN_IMPL_MAPPING, flash)
+
+
+def _patch(names: Iterable[str], module: Any) -> None:
+    for name in names:
+        if name in ALL_ATTENTION_FUNCTIONS:
+            ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
+    module._flash_attention_forward = gather_paths(module._flash_attention_forward)
 
 
 def pass_trie(attend: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,8 +45,9 @@ class Level:
 
     lengths: list[int]
     """Tokens of each piece."""
-    parents: torch.Tensor | None
-    """The piece, of the level before, that each goes on from; None where they begin rows."""
+    parents: torch.Tensor
+    """The piece, of the level before, that each goes on from; nothing on the first, where they
+    begin rows."""
     ends: torch.Tensor
     """int64 (pieces + 1,): where they begin and end."""
     ends_cpu: torch.Tensor
@@ -101,14 +102,8 @@ def cut_pieces(trie: PrefixTrie, tokens: int, device: torch.device) -> Pieces:
         lengths = [end - begin for begin, end, _ in of_level]
         ends = torch.tensor([*accumulate(lengths, initial=0)])
         parents = torch.tensor([parent for _, _, parent in of_level], device=device)
-        levels.append(
-            Level(
-                lengths=lengths,
-                parents=parents if levels else None,
-                ends=ends.to(device),
-                ends_cpu=ends,
-            )
-        )
+        on_device = ends.to(device)
+        levels.append(Level(lengths=lengths, parents=parents, ends=on_device, ends_cpu=ends))
     return Pieces(levels=levels, places=places.to(device), inverse=places.argsort().to(device))
 
 
@@ -211,7 +206,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
         outputs: list[torch.Tensor] = []
         states: Any = None
         for level, part in zip(levels, split, strict=True):
-            states = None if level.parents is None else states.index_select(0, level.parents)
+            states = None if states is None else states.index_select(0, level.parents)
             kwargs |= {"initial_state": states, "output_final_state": level is not levels[-1]}
             if "cu_seqlens" in known:  # fla's
                 on_cpu = {"cu_seqlens_cpu": level.ends_cpu} if "cu_seqlens_cpu" in known else {}

@@ -13,7 +13,6 @@ under way, so "the trie of now" would be that of another.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -105,12 +104,15 @@ class MegatronSharingEngine(VerlEngine):
         rows = next(batch_iter)
         if (trie := trie_of(rows)) is None:
             return super().forward_step(iter([rows]), model, *args, **kwargs)
-        segments = segments_of(rows, trie)
-        if trie.has_branches:
+        segments, step = iter([segments_of(rows, trie)]), super().forward_step
+        if not trie.has_branches:
+            output, postprocess = step(segments, model, *args, **kwargs)
+        else:
             self._follow_paths(model)
-        with trie_hook(model, trie) if trie.has_branches else nullcontext():
-            output, postprocess = super().forward_step(iter([segments]), model, *args, **kwargs)
-        if trie.has_branches:
+            gpt = language_model(model)
+            hook = functools.partial(with_trie, gpt, trie)
+            with gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True):
+                output, postprocess = step(segments, model, *args, **kwargs)
             attended = [id(core) in trie.attended for core in core_attentions(model)]
             self._mixes_branches |= not all(attended)
         # The last stage calls it with an output; verl has put the segments into it.
@@ -178,16 +180,6 @@ def follow_paths(model: nn.Module) -> None:
     """Has the attention of a stage's layers follow tries that it gets."""
     for core in core_attentions(model):
         core.forward = along_paths(core, core.forward)
-
-
-def trie_hook(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]:
-    """A with-block in which the layers of a stage get a trie with the micro-batch that it
-    computes."""
-    gpt = language_model(model)
-    hook = functools.partial(with_trie, gpt, trie)
-    handle: AbstractContextManager[Any]
-    handle = gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True)
-    return handle
 
 
 def with_trie(gpt: Any, trie: PrefixTrie, _: Any, args: Any, given: dict[str, Any]) -> Any:
