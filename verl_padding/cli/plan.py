@@ -133,7 +133,7 @@ def _print_table(planned: PlannedBatch) -> None:
     typer.echo(f"{name}: {ranks}, {settings}")
     update, is_cut = job.updates[ACTOR], layout.cut_by != "verl"
     steps = mini_batch_costs(layout.rows_MDK, costs_of(rows, job, update))
-    table = pandas.DataFrame(map(vars, steps))
+    table = pandas.DataFrame(steps)
     table.loc["all"] = table.sum()
     # Ranks wait for each other at each micro-batch, or once a step; so they do here if the workers
     # cut the micro-batches.

@@ -27,12 +27,11 @@ from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
-from verl_padding.plan.rows import MAX_TOKENS, Rows
+from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES, Job, padded_rows
 
 __all__ = [
     "COST_MODELS",
-    "MAX_TOKENS",
     "STRATEGIES",
     "BatchPlan",
     "Job",

@@ -2,39 +2,17 @@
 and scored."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.layout import Layout, RowsMDK
 
 
-@dataclass(frozen=True, kw_only=True)
-class MiniBatchCost:
-    """One optimizer step of a layout, with its pads unless said otherwise."""
-
-    real_rows: int
-    pads: int
-    real_tokens: int
-    """Tokens of the real rows."""
-    computed_tokens: int
-    """Tokens of the real rows that are computed: those that rows of a micro-batch share, once."""
-    cost: int
-    """Cost of all that is computed."""
-    micro_batches: int
-    """Micro-batches of a rank."""
-    mini_slowest: int
-    """Cost of the slowest rank: the time if ranks synchronize once per step."""
-    micro_slowest: int
-    """Cost of the slowest rank of each micro-batch, summed: the time if ranks synchronize at each
-    of them."""
-
-
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout."""
     total: Counter[str] = Counter()
     for step in mini_batch_costs(layout.rows_MDK, costs):
-        total.update(vars(step))
+        total.update(step)
     n_micro = None if layout.cut_by == "verl" else total["micro_batches"]
     n_ranks, computed = layout.dp_size, total["computed_tokens"]
     room = (n_micro or 0) * n_ranks * (costs.call.token_budget or 0)
@@ -48,8 +26,13 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     )
 
 
-def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]:
-    """Costs of the steps of any layout, also of stock verl's.
+def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[dict[str, int]]:
+    """Of each optimizer step of any layout, also of stock verl's: numbers of ``real_rows``,
+    ``pads`` and a rank's ``micro_batches``; ``real_tokens``, of the real rows, and of these
+    ``computed_tokens``, which rows of a micro-batch share, once; with its pads, the ``cost`` of all
+    that is computed, that of the slowest rank (``mini_slowest``: the time if ranks synchronize once
+    per step), and that of the slowest rank of each micro-batch, summed (``micro_slowest``: the time
+    if they synchronize at each).
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches
     ``[[[2], [3]]]`` on rank 0 and ``[[[0], [1]]]`` on rank 1 cost 900 + 300 where ranks synchronize
@@ -68,15 +51,15 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
         tokens_DK, _, load_DK = costs.micro_batch_loads(rows_DK)
         shared_computed = int(tokens_DK.sum()) - n_pads * costs.pad_tokens
         steps.append(
-            MiniBatchCost(
-                real_rows=len(real),
-                pads=n_pads,
-                real_tokens=real_tokens,
-                computed_tokens=real_tokens if costs.tries is None else shared_computed,
-                cost=int(load_DK.sum()),
-                micro_batches=load_DK.shape[1],
-                mini_slowest=int(load_DK.sum(axis=1).max()),
-                micro_slowest=int(load_DK.max(axis=0).sum()),
-            )
+            {
+                "real_rows": len(real),
+                "pads": n_pads,
+                "real_tokens": real_tokens,
+                "computed_tokens": real_tokens if costs.tries is None else shared_computed,
+                "cost": int(load_DK.sum()),
+                "micro_batches": load_DK.shape[1],
+                "mini_slowest": int(load_DK.sum(axis=1).max()),
+                "micro_slowest": int(load_DK.max(axis=0).sum()),
+            }
         )
     return steps

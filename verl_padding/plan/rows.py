@@ -33,8 +33,6 @@ class Rows:
     If a mini-batch has only such rows, the first one here is computed."""
 
     def __post_init__(self) -> None:
-        columns = self.key_R, self.prompt_R, self.tokens_R
-        assert len(set(map(len, columns))) == 1, f"columns of {[*map(len, columns)]} rows"
         seen: set[str] = set()
         for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
             if key in seen:

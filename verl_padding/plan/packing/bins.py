@@ -89,11 +89,10 @@ def balance(cost_I: Int64s, n_bins: int, max_items: int) -> list[Bin]:
     items, then to the lower number.
     """
     n_items = len(cost_I)
-    assert max_items * n_bins >= n_items, f"{n_items} items for {n_bins} bins of {max_items}"
     # By cost, then by number of items: no bin stays empty because others hold items that cost
     # nothing. Each item takes one "token", so that the budget of a bin is its number of items.
     with_count_I = [cost * (n_items + 1) + 1 for cost in cost_I.tolist()]
     costliest_first = np.argsort(-cost_I, kind="stable").tolist()
     bins = spread(costliest_first, [1] * n_items, with_count_I, [0] * n_bins, max_items)
-    assert bins is not None
+    assert bins is not None, f"{n_items} items for {n_bins} bins of {max_items}"
     return bins
