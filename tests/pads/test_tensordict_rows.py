@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tests.support.deep_equality import assert_equal
@@ -124,14 +124,6 @@ def test_what_cannot_be_padded_is_one_clear_error(case, multiple):
     with pytest.raises(ValueError, match=message):
         upsample(batch, **{"multiple": multiple} | said)
     assert_same_rows(batch, before)
-
-
-def test_the_verbs_name_what_they_take():
-    for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
-        with pytest.raises(TypeError, match="TensorDict"):
-            verb({"input_ids": torch.zeros(2, 3)})
-        with pytest.raises(TypeError, match="densify"):
-            verb(lazy_stack([TensorDict({"prompts": torch.ones(n)}) for n in (1, 2)]))
 
 
 def test_pads_are_on_the_device_of_a_batch_with_texts():

@@ -61,24 +61,22 @@ def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
 
 
 def select(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
-    """Some rows of a TensorDict, its columns laid out as they are."""
+    """Some rows of a TensorDict, its columns laid out as before there were pads, or as they are."""
     # Not verl's index_select_tensor_dict, which cannot take columns with two ragged axes.
     columns = {}
+    axis_of = json.loads(batch[LAYOUTS][0]) if LAYOUTS in batch else {}
     for name, column in _columns(batch).items():
         value_R = column.unbind(0)
-        columns[name] = _column([value_R[row] for row in rows], _ragged_axis(column))
+        axis = axis_of.get(name, _ragged_axis(column))
+        columns[name] = _column([value_R[row] for row in rows], axis)
     return _rows_like(batch, columns, len(rows))
 
 
 def restore(rows: TensorDict) -> TensorDict:
-    """The real rows of a padded TensorDict, laid out as before there were pads."""
+    """The real rows of a padded TensorDict, with the columns that there were before."""
     if LAYOUTS not in rows:
         return rows
-    axis_of = json.loads(rows[LAYOUTS][0])
-    rows = rows.exclude(LAYOUTS, *{IS_PADDING} - axis_of.keys())
-    for name in axis_of.keys() & rows.keys():
-        rows[name] = _column(rows.get(name).unbind(0), axis_of[name])
-    return rows
+    return rows.exclude(LAYOUTS, *{IS_PADDING} - json.loads(rows[LAYOUTS][0]).keys())
 
 
 def _columns(batch: TensorDict) -> Columns:
