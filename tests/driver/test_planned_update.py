@@ -20,6 +20,7 @@ from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import LOG_PROB
 from verl_padding.pads.prompt_order import ordered_uid
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -166,7 +167,7 @@ def test_the_plan_is_the_same_whichever_session_ends_first():
         trainer._balance_batch(batch, {})
         update = trainer.steps.current
         found.append((batch.keys, update.plan.layouts))
-        update.close()
+        strip(update.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     assert found[0] == found[1]
 

@@ -15,6 +15,7 @@ from tests.equivalence.test_estimators_beside_pads import computed as computed_o
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content, read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.pads.prompt_order import ordered_uid
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -187,7 +188,7 @@ def test_verl_counts_samples_without_the_emptied_rows_of_a_step():
     trainer.steps.hide_rows_without_loss(batch)
     left = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if "is_padding" not in tag]
     assert left == [keys[0], keys[3]], "the last row of a session that trains nothing is a sample"
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
     assert not any(tag.get("is_padding") for tag in queue_content().values())
     assert read_columns(batch, "rm_scores")
     tq.kv_clear(keys=list(batch.keys), partition_id=PARTITION)

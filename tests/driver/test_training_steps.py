@@ -25,6 +25,7 @@ from tests.worker.test_cross_contamination import training_worker
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import ordered_uid
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -88,7 +89,7 @@ def test_performance_counts_pads_and_accuracy_does_not(overrides, local_updates,
         ones = [torch.ones(response) * (row != 1) for row, (_, response) in enumerate(lengths)]
         put_columns(batch, advantages=ones, returns=ones)
         if overrides is IDLE:
-            self.steps.current.prepare_call(ACTOR)
+            self.steps.current.worker_batch(ACTOR, batch)
         pads.append(metrics["padding/actor/pad_rows/total"])
         return batch
 
@@ -232,7 +233,7 @@ def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
     found = zip(*read_columns(batch, "returns", "response_mask"), strict=True)
     trained = [returns[mask == 1].tolist() for returns, mask in found]
     assert trained == [[0.5], [0.5, 1.0], [0.0]]
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
 
 
 def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):

@@ -9,6 +9,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.planned_call import CALL
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -118,7 +119,7 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), "none is left out any more"
     assert trainer.steps.current.metrics()["padding/actor/left_out_rows/total"] == 0
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
     assert queue_content().keys() == set(ROWS) < content.keys()
 
 
@@ -138,7 +139,7 @@ def test_an_update_takes_its_own_log_probs_where_there_are_no_others(recompute, 
     for _ in range(2):
         group.update_actor(batch)
         assert not workers.sent[-1].extra_info[CALL].takes_own_log_probs
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
 
 
 @pytest.mark.parametrize("method", ["_compute_old_log_prob", "_update_actor", "_step_once"])

@@ -111,7 +111,7 @@ def assert_padded(batch):
         read_rows(padded.pads.keys[:1], PARTITION),
     )
     assert pad.keys() - COLUMN_DTYPES.keys() == row.keys() - COLUMN_DTYPES.keys()
-    call = padded.training_batch("actor", batch)
+    call = padded.worker_batch("actor", batch)
     data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION)
     assert data[IS_PADDING].any()
     assert set(data.keys()) >= row.keys()

@@ -27,6 +27,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.errors import PaddingConfigError
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -75,7 +76,7 @@ def without_and_with_pads(estimator, *overrides, kl_in_reward=True):
     assert trainer.steps.current.plan.n_pads > 0
     assert len(queue_content()) > len(LENGTHS)
     with_pads = computed(trainer, batch)
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
     return without, with_pads
 
 

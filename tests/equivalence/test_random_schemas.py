@@ -88,7 +88,7 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(
         names = dict(zip(batch.keys, map(set, rows), strict=True))
         alone = {key: read_rows([key], PARTITION)[0] for key in batch.keys}
         padded = upsample(batch, plan, template)
-        order = padded.training_batch("actor", batch).keys
+        order = padded.worker_batch("actor", batch).keys
         assert any(key not in names for key in order), "no pad was met"
         for size in (1, 2, 3, 8):
             for start in range(0, len(order), size):

@@ -143,8 +143,7 @@ def pad_as_we_do(estimator, n_rows):
     torch.manual_seed(0)
     batch = side.trainer._compute_advantage(batch, side.metrics)
     update = side.trainer.steps.current
-    update.prepare_call("actor")
-    rows = update.training_batch("actor", batch)
+    rows = update.worker_batch("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
     side.call = rows.extra_info[CALL]
     assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows

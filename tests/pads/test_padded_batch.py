@@ -31,7 +31,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     padded = upsample(batch, plan_for(batch), TEMPLATE)
     # What the trainer adds once the pads are there.
     put_columns(batch, returns=[torch.ones(n) for n in (3, 2, 9, 1, 9)])
-    rows = padded.training_batch("actor", batch)
+    rows = padded.worker_batch("actor", batch)
     layout = padded.plan.layouts["actor"]
     assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
@@ -70,7 +70,7 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     read = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         batch.reorder(order)
-        rows = padded.training_batch("actor", batch)
+        rows = padded.worker_batch("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         told = rows.extra_info[CALL]
         read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.mini_batches)))
@@ -87,7 +87,7 @@ WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 def sent(batch, weighting=DEFAULT_WEIGHTING):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
     padded = upsample(batch, plan_for(batch, mini=3), TEMPLATE, weighting)
-    rows = padded.training_batch("actor", batch)
+    rows = padded.worker_batch("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded.pads)
     assert data[IS_PADDING].any()

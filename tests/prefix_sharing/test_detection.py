@@ -15,6 +15,7 @@ from tests.support.rows_in_queue import PARTITION
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 from verl_padding.prefix_sharing import detection
@@ -138,7 +139,7 @@ def test_a_row_that_is_said_to_extend_a_later_one_is_trained(setting):
     trainer._balance_batch(batch, {})
     assert trainer.steps.current.prefixes.parent_R == [None, None]
     assert trainer.steps.current.prefixes.declaring == {"p0_0"}
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
 
 
 def test_extra_fields_that_are_something_else_say_nothing():

@@ -13,6 +13,7 @@ from tests.support.rows_in_queue import read_columns
 from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection
@@ -138,7 +139,7 @@ def test_masks_are_cut_before_anything_reads_them():
     weight_of = dict(zip(batch.keys, trainer.steps.current.weights("actor"), strict=True))
     # With token-mean, a token of a session of three weighs two thirds of one in a session of two.
     assert weight_of["a_0_0"] == weight_of["a_0_1"] == pytest.approx(weight_of["a_1_0"] * 2 / 3)
-    trainer.steps.current.close()
+    strip(trainer.steps.current.pads)
     trainer._balance_batch(batch, metrics)
     assert metrics["padding/repeated_tokens/total"] == 0, "nothing is left to mask"
 

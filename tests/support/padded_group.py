@@ -19,8 +19,6 @@ def padded_group(
         note_work: gets each call, the tokens that reached its models, and its epochs.
     """
     update: Any = SimpleNamespace(
-        prepare_call=lambda call: None,
-        training_batch=padded.training_batch,
         worker_batch=padded.worker_batch,
         plan=padded.plan,
         note_work=note_work,

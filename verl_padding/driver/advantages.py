@@ -37,32 +37,26 @@ RESULTS = ("advantages", "returns")
 
 def trajectory_places(
     keys: Sequence[str],
+    tokens_R: Sequence[int],
     prompt_R: Sequence[int],
-    response_R: Sequence[int],
     parent_R: Sequence[int | None],
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
-        prompt_R, response_R: tokens of each row's prompt and response.
+        tokens_R, prompt_R: tokens of each row, and of its prompt.
         parent_R: number of the earlier row of its session that each row continues; None for
             none.
     """
-    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A row that another one extends is shorter.
-    by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
-    token_R = number_tokens(
-        lengths,
-        (
-            (row, earlier, lengths[earlier])
-            for row in by_length
-            if (earlier := parent_R[row]) is not None
-        ),
-    )
+    by_length = sorted(range(len(keys)), key=lambda row: (tokens_R[row], index_of_key(keys[row])))
+    parents = ((row, parent_R[row]) for row in by_length)
+    shared = ((row, each, tokens_R[each]) for row, each in parents if each is not None)
+    token_R = number_tokens(tokens_R, shared)
     # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
     # 6 7 8, with the places [0] and [0 1 2].
-    place_of_token = np.full(sum(lengths), -1, dtype=np.int64)
+    place_of_token = np.full(sum(tokens_R), -1, dtype=np.int64)
     for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
@@ -98,7 +92,7 @@ def session_advantages(
     """
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
-    places_R = trajectory_places(keys, prompt_R, response_R, parent_R)
+    places_R = trajectory_places(keys, tokens_R, prompt_R, parent_R)
     fields = {name: rows[name].unbind() for name in READ if name in rows}
     columns = [_columns(fields, session, places_R) for session in rows_of_sessions(keys)]
     return _estimate_sessions(keys, columns, places_R, algorithm)

@@ -23,7 +23,7 @@ from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.queue import KVBatchMeta, clear, read_fields
+from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
@@ -45,8 +45,7 @@ def update_seed(configured: int, step: int, local_update: int) -> int:
 
 
 class PlannedUpdate(PaddedBatch):
-    """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
-    from :meth:`put_pads` to :meth:`close`.
+    """The real rows of a local update, and the plan of its worker calls.
 
     A PaddingDataError refuses rows that cannot be planned. Masks of repeated tokens may have been
     changed by then, and the pass for old log-probs been kept.
@@ -76,7 +75,7 @@ class PlannedUpdate(PaddedBatch):
         """Tokens that an earlier row trains, where they are masked."""
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
-        self._has_updated = False  # the actor, with its own log-probs for the old policy's
+        self._called: set[str] = set()
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
         counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
@@ -87,7 +86,6 @@ class PlannedUpdate(PaddedBatch):
             self.prefixes = PrefixDetection(batch, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             may_branch = self._prepare_rows(batch) if batch.keys else job.may_branch
-            self._has_pass = not job.skips_old_log_probs
             planner_job = job.planner_job(
                 dp_sizes=dp_sizes,
                 updates_actor=job.updates_actor(step),
@@ -169,24 +167,26 @@ class PlannedUpdate(PaddedBatch):
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
 
-    def prepare_call(self, call: str) -> None:
-        """Comes before a worker call.
+    def worker_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+        """What workers get in a call.
 
         An update that leaves out rows without an advantage is planned again: now advantages are
         known. Until then the plan holds all rows, so that what cannot be planned was refused before
         any pass.
         """
+        if call == ACTOR:
+            self._prepare_actor()
+        self._called.add(call)
+        return super().worker_batch(call, batch)
+
+    def _prepare_actor(self) -> None:
         job = self._job
-        if call != ACTOR:
-            return
-        if job.skips_old_log_probs and not self.has_old_log_probs():
-            if self._has_updated:
-                refuse(
-                    f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step",
-                    "Set it to True.",
-                )
-            self._has_updated = True
+        if job.skips_old_log_probs and ACTOR in self._called and not self.has_old_log_probs():
+            refuse(
+                f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
+                "the actor is updated more than once in a step",
+                "Set it to True.",
+            )
         if job.drops_zero_advantage:
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
@@ -215,7 +215,6 @@ class PlannedUpdate(PaddedBatch):
         self._work[names.ALL_COMPUTED_TOKENS] += computed
         self._work[shared] += epochs * sum(self._tokens_R) - dropped - computed
         self._work[zero_advantage] += dropped
-        self._has_pass |= call == LOG_PROB
         if computed > (planned := epochs * self.plan.figures[call].computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
@@ -238,7 +237,8 @@ class PlannedUpdate(PaddedBatch):
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
         layouts = self.plan.layouts
-        pass_tokens = 0 if self._has_pass or ACTOR not in layouts else sum(self._tokens_R)
+        saves_pass = self._job.skips_old_log_probs and LOG_PROB not in self._called
+        pass_tokens = sum(self._tokens_R) if saves_pass and ACTOR in layouts else 0
         saved = {names.SAVED_TOKENS[-1]: pass_tokens, names.SAVED_PASSES: int(pass_tokens > 0)}
         idle_steps = {
             f"padding/{call}/idle_steps/total": self.idle_steps(call)
@@ -257,10 +257,6 @@ class PlannedUpdate(PaddedBatch):
         """The rows after the update, read from TransferQueue."""
         fields = read_fields(self.batch.keys, self.batch.partition_id, FIELDS)
         return TrainedRows.from_fields(self.batch, fields, self.mask_R)
-
-    def close(self) -> None:
-        """Takes the pads out."""
-        clear(self.pads.keys, self.pads.partition_id)
 
 
 def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:

@@ -68,10 +68,8 @@ class PaddedWorkerGroup:
             return target(batch, *args, **kwargs)
         assert self._update_for is not None, "a group whose calls are planned"
         update = self._update_for(call.name, batch)
-        update.prepare_call(call.name)
         self._worker_group.execute_with_func_generator(start_call)
-        make = update.training_batch if call.trains else update.worker_batch
-        sent = make(call.name, batch)
+        sent = update.worker_batch(call.name, batch)
         # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
         # LoRA critic would compute values without its adapter, with no word in the log.
         batch.extra_info.pop(NO_ADAPTER, None)

@@ -1,7 +1,7 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 import torch
@@ -113,36 +113,6 @@ class PaddedBatch:
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
             put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
-    def training_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """What workers get in an update: as :meth:`worker_batch`, with what the loss must know of
-        each mini-batch.
-
-        A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
-        ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the local mini-batches of
-        one mini-batch alone are of one size.
-        """
-        layout = self.plan.layouts[call]
-        if layout.n_pads:
-            # The fields that the trainer has added since: TransferQueue hands workers those that
-            # all rows of a call have, so without this, `advantages` would vanish from every rank
-            # that holds a pad.
-            pads = select_rows(self.pads, range(layout.n_pads))
-            put_columns(pads, self._new_fields(layout.n_pads, self._fields_put))
-        steps = mini_batches(
-            layout,
-            [int(mask.sum()) for mask in self.mask_R],
-            self.loss_tokens_R,
-            divides_by_rows=self._weighting.divides_by_rows,
-            drops_rows=self.plan.job.updates[call].drops_zero_advantage,
-        )
-        steps *= batch.extra_info.get("epochs", 1)
-        takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
-        assert not takes_own or len(steps) == 1, "a second optimizer step needs old log-probs"
-        rows = self.worker_batch(call, batch, steps, takes_own_log_probs=takes_own)
-        rows.extra_info |= cut_into(layout)
-        rows.extra_info.pop("mini_batch_size", None)
-        return rows
-
     def has_old_log_probs(self) -> bool:
         """Whether the rows have old log-probs by now, of a pass or of a trainer of one's own."""
         return "old_log_probs" in fields_of_all(self.batch.keys, self.batch.partition_id)
@@ -174,19 +144,36 @@ class PaddedBatch:
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
-    def worker_batch(
-        self,
-        call: str,
-        batch: KVBatchMeta,
-        steps: Sequence[MiniBatch] = (),
-        *,
-        takes_own_log_probs: bool = False,
-    ) -> KVBatchMeta:
-        """What workers get in a pass, or in an update of some ``steps``: rows in the order of its
-        layout, and what they must know of them. Its columns are put into TransferQueue; one marks
-        pads, if a pass has some."""
+    def _mini_batches(self, call: str) -> list[MiniBatch]:
+        """Those of an update, whose pads get the fields that the trainer has added since."""
+        layout = self.plan.layouts[call]
+        if layout.n_pads:
+            # TransferQueue hands workers the fields that all rows of a call have, so without this,
+            # `advantages` would vanish from every rank that holds a pad.
+            pads = select_rows(self.pads, range(layout.n_pads))
+            put_columns(pads, self._new_fields(layout.n_pads, self._fields_put))
+        return mini_batches(
+            layout,
+            [int(mask.sum()) for mask in self.mask_R],
+            self.loss_tokens_R,
+            divides_by_rows=self._weighting.divides_by_rows,
+            drops_rows=self.plan.job.updates[call].drops_zero_advantage,
+        )
+
+    def worker_batch(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+        """What workers get in a call: rows in the order of its layout, and what they must know of
+        them. Its columns are put into TransferQueue; one marks pads, if a pass has some.
+
+        In an update, a ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows
+        replaces ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the local
+        mini-batches of one mini-batch alone are of one size.
+        """
         layout, job = self.plan.layouts[call], self.plan.job
         tries = self.plan.tries if job.sharing == "on" else None
+        steps = self._mini_batches(call) if call in job.updates else []
+        steps *= batch.extra_info.get("epochs", 1)
+        takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
+        assert not takes_own or len(steps) == 1, "a second optimizer step needs old log-probs"
         # The trainer may have reordered its batch, and changed its tags, since it was planned.
         tag_of = dict(zip(batch.keys, batch.tags, strict=True))
         tag_of |= zip(self.pads.keys, self.pads.tags, strict=True)
@@ -202,13 +189,16 @@ class PaddedBatch:
             position_R=() if tries is None else tries.dfs_position_R.tolist(),
             timed_as=name if self._timed else None,
             factor_R=self._factor_R if call == ACTOR else None,
-            takes_own_log_probs=takes_own_log_probs,
+            takes_own_log_probs=takes_own,
             mini_batches=deque(steps),
         )
         columns = {BATCH_ROW: torch.tensor(layout.order)}
         if steps or layout.n_pads:
             columns[IS_PADDING] = columns[BATCH_ROW] >= layout.n_rows
         put_columns(rows, columns)
+        if steps:
+            rows.extra_info |= cut_into(layout)
+            rows.extra_info.pop("mini_batch_size", None)
         return rows
 
     def _new_fields(self, n_pads: int, leave_out: Collection[str] = ()) -> Columns:
