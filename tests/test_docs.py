@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from benchmarks.results_page import part_of
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, section
 from tests.support.trained_rows import MadeRow, trained_rows
-from verl_padding.driver import batch_metrics, step_metrics
+from verl_padding.driver import step_metrics
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -109,8 +109,8 @@ def logged_metrics() -> set[str]:
     trained = [trained_rows({"p_0_0": MadeRow()})]
     told = planned_metrics().union(
         step_metrics.worker_metrics(named),
-        batch_metrics.session_metrics(trained),
-        batch_metrics.advantage_metrics(trained),
+        step_metrics.session_metrics(trained),
+        step_metrics.advantage_metrics(trained),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
         (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )

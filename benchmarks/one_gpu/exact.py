@@ -19,7 +19,7 @@ from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.cross_contamination import check_cross_contamination
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.worker_rules import INCOMPATIBILITIES
+from verl_padding.worker.worker_check import INCOMPATIBILITIES
 
 KINDS = ("qwen3", "qwen2", "qwen3_5_text")
 DTYPES = ("fp32", "bf16")

@@ -23,7 +23,7 @@ from verl_padding.job.savings import Savings
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.template import PadTemplate
-from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, WORK
+from verl_padding.worker.padded_engine import SCHEDULER_STEPS, STEPS, WORK
 from verl_padding.worker.worker_check import check_in_worker
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

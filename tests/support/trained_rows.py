@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from tests.support.losses_on_rows import nested
-from verl_padding.driver.batch_metrics import TrainedRows
+from verl_padding.driver.step_metrics import TrainedRows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
-from verl_padding.worker.worker_rules import INCOMPATIBILITIES
+from verl_padding.worker.worker_check import INCOMPATIBILITIES
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES |= {

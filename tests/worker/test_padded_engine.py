@@ -17,7 +17,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
 from verl_padding.pads.columns import BATCH_ROW
 from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
-from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS
+from verl_padding.worker.padded_engine import SCHEDULER_STEPS, STEPS
 
 
 class Watched(Rank):

@@ -13,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss, sft_loss
 
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, ZERO_ADVANTAGE_ROWS
 from verl_padding.worker.padded_engine import padded
-from verl_padding.worker.worker_rules import INCOMPATIBILITIES, find_incompatibilities
+from verl_padding.worker.worker_check import INCOMPATIBILITIES, find_incompatibilities
 
 SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
 

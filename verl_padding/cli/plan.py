@@ -16,8 +16,8 @@ from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.model_config import disable_remote_code_prompt
 from verl_padding.plan import BatchPlan, Job, plan_batch
+from verl_padding.plan.call_costs import mini_batch_costs
 from verl_padding.plan.cost import up_to_multiple
-from verl_padding.plan.mini_batch_costs import mini_batch_costs
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.plural import plural
 from verl_padding.record.files import as_data_error

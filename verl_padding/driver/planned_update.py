@@ -9,8 +9,9 @@ import numpy as np
 from verl.utils.profiler import simple_timer
 
 from verl_padding.driver.agent_roles import read_roles
-from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
+    FIELDS,
+    TrainedRows,
     layout_for_verl_metrics,
     plan_metrics,
     rank_token_metrics,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.driver.planned_update import PlannedUpdate
+from verl_padding.driver.step_metrics import TrainedRows
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout

@@ -10,7 +10,7 @@ from typing import Any
 from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver import batch_metrics, step_metrics
+from verl_padding.driver import step_metrics
 from verl_padding.driver.planned_update import PlannedUpdate, update_seed
 from verl_padding.driver.samples import rows_counted_as_samples
 from verl_padding.driver.step_record import write_record
@@ -149,8 +149,8 @@ class TrainingSteps:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         rows_of = [update.trained_rows() for update in self._updates]
-        metrics |= batch_metrics.session_metrics(rows_of)
-        metrics |= batch_metrics.advantage_metrics(rows_of)
+        metrics |= step_metrics.session_metrics(rows_of)
+        metrics |= step_metrics.advantage_metrics(rows_of)
         # In the place of what verl's trainer has computed just before, of real rows alone.
         tokens = response = 0
         for update, rows in zip(self._updates, rows_of, strict=True):

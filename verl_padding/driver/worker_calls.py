@@ -24,7 +24,7 @@ from verl_padding.plan.plural import plural
 from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.micro_batch_clock import TIMINGS, read_in_worker
-from verl_padding.worker.work_done import (
+from verl_padding.worker.padded_engine import (
     SCHEDULER_STEPS,
     STEPS,
     TOKENS,
@@ -32,8 +32,11 @@ from verl_padding.worker.work_done import (
     read_work,
     start_call,
 )
-from verl_padding.worker.worker_check import check_in_worker
-from verl_padding.worker.worker_rules import INCOMPATIBILITIES, find_incompatibilities
+from verl_padding.worker.worker_check import (
+    INCOMPATIBILITIES,
+    check_in_worker,
+    find_incompatibilities,
+)
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""

@@ -88,7 +88,7 @@ def old_log_prob_incompatibilities(
         "distillation.enabled",
     )
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
-    # The workers see whether a loss of one of these names is verl's (worker/worker_rules.py).
+    # The workers see whether a loss of one of these names is verl's (worker/worker_check.py).
     why = "it may read other results of the pass"
     yield from _unless_one_of(config, LOSS_MODE, [*POLICY_LOSSES], why)
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]

@@ -7,12 +7,11 @@ from itertools import chain
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.call_costs import CallCosts, score_layout
 from verl_padding.plan.calls import Call, Packer, Pass
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_local_batches
 from verl_padding.plan.plural import plural

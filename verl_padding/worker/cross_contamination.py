@@ -32,7 +32,7 @@ from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.training_workers import answer, training_workers, worker_data
-from verl_padding.worker.worker_rules import INCOMPATIBILITIES
+from verl_padding.worker.worker_check import INCOMPATIBILITIES
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""

@@ -30,7 +30,12 @@ from verl_padding.worker.megatron_engine import MegatronSharingEngine
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
 from verl_padding.worker.packed_attention import patch_attention_of
 from verl_padding.worker.plan_packer import micro_batches_of_plan
-from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, TOKENS
+from verl_padding.worker.training_workers import answer, training_workers
+
+WORK = "work"
+"""Name of what workers answer: of each rank a ``Counter`` of :data:`TOKENS`, :data:`STEPS` and
+:data:`SCHEDULER_STEPS`."""
+TOKENS, STEPS, SCHEDULER_STEPS = "tokens", "optimizer_steps", "scheduler_steps"
 
 
 class PaddedEngine(VerlEngine):
@@ -46,7 +51,7 @@ class PaddedEngine(VerlEngine):
         super().__init__(*args, **kwargs)
         self.clock = MicroBatchClock(self)
         self.done: Counter[str] = Counter()
-        """What the engine has done since a call began (``work_done.py``)."""
+        """What the engine has done since a call began."""
 
     def initialize(self) -> None:
         """Builds the model, also where a worker starts over."""
@@ -114,6 +119,29 @@ def padded(engine: type) -> type:
         # comes before.
         mixins = (PaddedEngine, MegatronSharingEngine)
     return type(f"Padded{engine.__name__}", (*mixins, engine), {"stock": engine})
+
+
+def start_call(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a worker tells of a call is of that call
+    alone."""
+    for training_worker in training_workers(worker).values():
+        training_worker.engine.done.clear()
+    return answer()
+
+
+def read_work(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a worker has done since :func:`start_call`,
+    as ``non_tensor_batch[WORK]``."""
+    done: Counter[str] = Counter()
+    for training_worker in training_workers(worker).values():
+        engine = training_worker.engine
+        engine_work = Counter(engine.done)
+        # Each stage of a virtual pipeline that a rank has gets the tokens of a micro-batch.
+        engine_work[TOKENS] //= len(engine.module) if isinstance(engine.module, list) else 1
+        if not engine.is_mp_src_rank_with_outputs():
+            engine_work[TOKENS] = 0  # of ranks that share their rows, only one counts them
+        done.update(engine_work)
+    return answer(**{WORK: done})
 
 
 def register_padded_engines() -> None:

@@ -1,5 +1,6 @@
 """What a worker must be before it gets a row: one with padded engines, whose losses are scaled by
-what a mini-batch says of itself.
+what a mini-batch says of itself. And what of it blocks a saving: a loss not verl's, a model that
+draws in training, an engine that cuts or computes rows in its own way.
 
 verl's losses read the rows, the trained tokens and the ranks of a mini-batch by name, and take
 those of the micro-batch where they find none. So if a later verl renames one, jobs go on with other
@@ -9,21 +10,30 @@ FSDP takes the mean over ranks.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.job.incompatibility import Incompatibility
+from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
+from verl_padding.job.verl_losses import POLICY_LOSSES, losses_that
+from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.losses import normalize_over_mini_batch
 from verl_padding.worker.padded_engine import PaddedEngine
+from verl_padding.worker.plan_packer import PATCHED, module_of
 from verl_padding.worker.training_workers import answer, training_workers, worker_data
 
+INCOMPATIBILITIES = "incompatibilities"
+"""Name of what workers answer: of each rank a list of (saving, incompatibility)."""
+NamedIncompatibilities = Iterator[tuple[str, Incompatibility]]
 ALONE = {"dp_size": 1, "global_batch_size": 2, "batch_num_tokens": 5}
 """Ranks, rows and trained tokens of a mini-batch that is two responses of 2 and 3 tokens."""
 HALF = {"global_batch_size": 4, "batch_num_tokens": 10}
@@ -129,3 +139,63 @@ def _value(loss: Callable[..., Any], mini_batch: dict[str, int]) -> torch.Tensor
         torch.manual_seed(0)  # some losses draw tokens
         value, _ = loss(model_output={"log_probs": outputs, "values": outputs}, data=data)
     return value.double()
+
+
+def find_incompatibilities(savings: Collection[str]) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: answers what of its training workers blocks one
+    of these savings."""
+
+    def find(worker: Any) -> Any:
+        found: list[tuple[str, Incompatibility]] = []
+        for role, training_worker in training_workers(worker).items():
+            found += _engine_incompatibilities(training_worker.engine, savings)
+            if role == "actor":
+                found += _loss_incompatibilities(training_worker.loss_fn, savings)
+                if OLD_LOG_PROBS in savings:
+                    found += _noise_incompatibilities(training_worker.engine.module)
+        return answer(**{INCOMPATIBILITIES: found})
+
+    return find
+
+
+def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:
+    if PACKER in savings and PATCHED not in module_of(engine.stock):
+        why = "it does not cut micro-batches as verl's engines do"
+        fix = "Set padding.packer=verl."
+        yield PACKER, Incompatibility(f"engine={engine.stock.__name__}", why, fix)
+    if SHARING in savings:
+        yield from (
+            (SHARING, incompatibility) for incompatibility in engine_incompatibilities(engine)
+        )
+
+
+def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompatibilities:
+    mode = None
+    if isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords:
+        # What it calls may be another one by now, or the user's own under a name of verl's.
+        mode = loss.keywords["config"].policy_loss.loss_mode
+        loss = get_policy_loss_fn(mode)
+        mode = mode if loss.__module__.startswith("verl.") else None
+    admitting = {
+        ZERO_ADVANTAGE_ROWS: losses_that(lambda each: each.is_zero_without_advantage),
+        OLD_LOG_PROBS: [*POLICY_LOSSES],
+    }
+    for saving, admitted in admitting.items():
+        if saving in savings and mode not in admitted:
+            why = "it may depend on the rows or log-probs that are skipped"
+            fix = f"Use one of verl's: {', '.join(admitted)}."
+            yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
+
+
+def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
+    """What of a model, or of the parts of one, draws something while it trains."""
+    for part in modules if isinstance(modules, list | tuple) else [modules]:
+        for name, module in part.named_modules():
+            is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd)
+            for key, rate in vars(module).items():
+                is_rate = "drop" in key or "jitter" in key or (is_dropout and key == "p")
+                if is_rate and isinstance(rate, float) and rate > 0:
+                    why = "the actor is random in training, so a pass has other log-probs"
+                    setting = f"{name}.{key}={rate}"
+                    yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
+                    return
