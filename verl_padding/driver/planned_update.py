@@ -31,7 +31,6 @@ from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import MASK, mask_repeated_tokens
-from verl_padding.record.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +77,6 @@ class PlannedUpdate(PaddedBatch):
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self._has_updated = False  # the actor, with its own log-probs for the old policy's
-        self.timings: list[MicroBatchTiming] = []
-        """What its micro-batches took; empty where they are not timed."""
         counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
         self._work: dict[str, float] = dict.fromkeys(counted, 0)
         """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
@@ -104,7 +101,6 @@ class PlannedUpdate(PaddedBatch):
                 template,
                 weighting=loss_weighting(job.config, job.padding),
                 may_branch=self.may_branch,
-                timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
                 drops_zero_advantage=job.drops_zero_advantage,
             )

@@ -57,7 +57,6 @@ class PaddedBatch:
         weighting: how the actor's loss weighs rows.
         may_branch: whether rows share tokens before they branch, or only full prefixes; None where
             they share nothing.
-        timed: whether the workers time micro-batches.
         own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
             policy.
         drops_zero_advantage: whether it may drop rows.
@@ -71,7 +70,6 @@ class PaddedBatch:
         *,
         weighting: LossWeighting = DEFAULT_WEIGHTING,
         may_branch: bool | None = None,
-        timed: bool = False,
         own_old_log_probs: bool = False,
         drops_zero_advantage: bool = False,
     ):
@@ -83,7 +81,7 @@ class PaddedBatch:
         """Those that have been put, or are about to be."""
         self.pad_length = template.length
         self._template = template
-        self.may_branch, self._timed = may_branch, timed
+        self.may_branch = may_branch
         self._weighting, self._own_old_log_probs = weighting, own_old_log_probs
         self._drops_zero_advantage = drops_zero_advantage
         self._source = SourceRows(self.batch)
@@ -204,13 +202,11 @@ class PaddedBatch:
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
-        name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
         shares = self.may_branch is not None
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
             may_branch=self.may_branch,
             position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
-            timed_as=name if self._timed else None,
             factor_R=self._factor_R if call == ACTOR else None,
             takes_own_log_probs=takes_own_log_probs,
             mini_batches=deque(steps),
