@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.record.test_step_file import made_step
-from tests.record.test_timings import two_ranks
 from tests.support.pages import (
     DOCS,
     FENCE,
@@ -98,7 +97,7 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         if not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
     for steps in ("steps", "demo_out/steps"):
-        write_steps([made_step(timings=two_ranks())], folder / steps / "3.jsonl")
+        write_steps([made_step()], folder / steps / "3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
         (folder / environment / "bin/activate").touch()

@@ -87,9 +87,6 @@ class PaddingConfig:
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused if something else reads them. ``auto``: no pass if nothing else does."""
-    timing: bool = False
-    """Whether a file per step has the time of each micro-batch on each rank, which
-    ``verl-padding report`` draws."""
     record: bool = False
     """Whether a file per step has a line for each row, but not its text.
     ``verl-padding plan`` reads it."""
@@ -101,8 +98,7 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
-        for key in ("timing", "record"):
-            _check_unless_one_of(key, getattr(self, key), (True, False))
+        _check_unless_one_of("record", self.record, (True, False))
         _check_unless_one_of(
             "recompute_old_log_probs", self.recompute_old_log_probs, (True, False, AUTO)
         )

@@ -1,30 +1,12 @@
 """The page: what its bars and lines are computed from."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.resources import files
 
-from tests.record.test_step_file import made_step
-from tests.record.test_timings import two_ranks
-from verl_padding.cli.page import Bar, ShownStep, one_after_the_other
-from verl_padding.record.step_file import RecordedRow
-
-
-def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
-    timed = ShownStep(update=made_step(timings=two_ranks()), run="", texts={}).charts
-    timing = two_ranks()[0]
-    bars = timed[timing.call].bars
-    assert timed[timing.call].unit == "seconds"
-    assert len(bars) == len([each for each in two_ranks() if each.call == timing.call])
-    assert min(bar.start for bar in bars) == 0
-    assert (bars[0].length, bars[0].busy, bars[0].rows) == (
-        timing.seconds,
-        timing.seconds,
-        timing.rows,
-    )
-    untimed = ShownStep(update=made_step(), run="", texts={})
-    assert untimed.charts["actor"].unit == "tokens of rows"
-    assert [bar.busy for bar in untimed.charts["actor"].bars] == [12 + 20 + 20, 15]
+from tests.record.test_step_file import ROW, made_step
+from verl_padding.cli.page import Bar, bars_of_call
+from verl_padding.record.step_file import Place, RecordedRow
 
 
 def test_columns_that_the_page_names_are_those_of_a_recorded_row():
@@ -36,10 +18,14 @@ def test_columns_that_the_page_names_are_those_of_a_recorded_row():
 
 
 def test_a_micro_batch_begins_when_all_ranks_are_ready_with_the_one_before():
-    busy = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 0, 1): 1, (1, 0, 1): 4, (0, 1, 0): 5, (1, 1, 0): 5}
-    bars = [
-        Bar(rank, mini, micro, 0, each, 0, [], 0, 0) for (rank, mini, micro), each in busy.items()
+    tokens = {(0, 0, 0): 3, (0, 1, 0): 2, (0, 0, 1): 1, (0, 1, 1): 4, (1, 0, 0): 5, (1, 1, 0): 5}
+    rows = [
+        replace(ROW, row=row, tokens=each, places={"actor": Place(*place)})
+        for row, (place, each) in enumerate(tokens.items())
     ]
-    assert [(bar.start, bar.length) for bar in one_after_the_other(bars)] == [(0, 3)] * 2 + [
-        (3, 4)
-    ] * 2 + [(7, 5)] * 2
+    bars = bars_of_call(made_step(rows), "actor")
+    assert [(bar.start, bar.tokens, bar.length) for bar in bars] == [
+        (0, 3, 3), (0, 2, 3), (3, 1, 4), (3, 4, 4), (7, 5, 5), (7, 5, 5),
+    ]  # fmt: skip
+    uncut = replace(ROW, places={"actor": Place(0, 1, None)})
+    assert bars_of_call(made_step([uncut]), "actor") == [Bar(1, 0, None, 0, 12, 12, [0])]

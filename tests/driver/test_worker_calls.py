@@ -140,11 +140,10 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
     batch = put_rows(LENGTHS, log_probs=answers, values=answers)
     trainer._balance_batch(batch, {})
-    trainer.steps.current._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
-    assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
-    assert ("no_lora_adapter" in values, values[CALL].timed_as) == (False, "values")
+    assert reference["no_lora_adapter"]
+    assert "no_lora_adapter" not in values
     # Once verl takes it back by itself, worker_calls.py need not.
     workers.compute_log_prob, trainer.actor_rollout_wg = lambda rows: rows, workers
     batch = trainer._compute_ref_log_prob(batch, {})

@@ -64,7 +64,7 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
     weighting, plan = LossWeighting(mode="token-sum"), plan_for(batch, mini=2)
-    padded = PaddedBatch(batch, plan, TEMPLATE, weighting=weighting, timed=True)
+    padded = PaddedBatch(batch, plan, TEMPLATE, weighting=weighting)
     weight_of = dict(zip(batch.keys, weights, strict=True))
     padded.put_pads()
     read = []

@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
 from verl_padding.job.metric_names import GRAD_NORM, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import Place, RecordedStep, or_null
-from verl_padding.record.timings import MicroBatchTiming, timings_by_call
 from verl_padding.version import __version__
 
 FIRST_CHARTS = (
@@ -46,85 +46,55 @@ SUMS = {
 
 
 class Bar(NamedTuple):
-    """A micro-batch on a rank."""
+    """The rows of a micro-batch on a rank, as long as their tokens; the record does not have its
+    pads."""
 
     rank: int
     mini_batch: int
     micro_batch: int | None
     """None where verl's packer cuts the micro-batches, in the workers."""
-    start: float
-    busy: float
-    length: float
-    """From its start until the slowest rank is ready: what is not busy is waiting."""
-    rows: Sequence[int]
-    pads: int
+    start: int
     tokens: int
+    length: int
+    """From its start until the rank with the most tokens is ready: the rest of it is waiting."""
+    rows: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """The bars of a worker call, or of a layout, and what their lengths measure."""
+def bars_of_call(update: RecordedStep, call: str) -> list[Bar]:
+    """The bars of a worker call: a micro-batch begins when all ranks are ready with the one before.
 
-    unit: str
-    bars: Sequence[Bar]
-
-
-def timed_chart(timings: Sequence[MicroBatchTiming]) -> Chart:
-    """The timings of a call, by the clock."""
-    # Clocks of nodes may differ by some milliseconds; the first start of all is 0.
-    first_s = min(timing.start_s for timing in timings)
-    bars = [
-        Bar(
-            timing.rank,
-            timing.mini_batch,
-            timing.micro_batch,
-            timing.start_s - first_s,
-            timing.seconds,
-            timing.seconds,
-            timing.rows,
-            timing.pads,
-            timing.tokens,
-        )
-        for timing in timings
-    ]
-    return Chart(unit="seconds", bars=bars)
-
-
-def token_chart(update: RecordedStep, call: str) -> Chart:
-    """The rows of each micro-batch, as long as their tokens; the record does not have the pads."""
+    Two ranks that compute 3 and 2 tokens, and then 1 and 4, wait for 0 and 1, and then for 3 and 0:
+    both are ready at 3, and then at 7.
+    """
     held: dict[Place, list[int]] = {}
     for row in update.rows:
         if call in row.places:
             held.setdefault(row.places[call], []).append(row.row)
-    bars = []
-    for place, rows in held.items():
-        tokens = sum(update.rows[row].tokens for row in rows)
-        bars.append(
-            Bar(place.rank, place.mini_batch, place.micro_batch, 0, tokens, 0, rows, 0, tokens)
-        )
-    return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
-
-
-def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
-    """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with
-    the one before.
-
-    Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and
-    0: both are ready at 3, and then at 7.
-    """
-    # verl's packer cuts local mini-batches in the workers: then a local mini-batch is one
-    # micro-batch here.
-    places = [(bar.mini_batch, bar.micro_batch or 0) for bar in bars]
-    longest: dict[tuple[int, int], float] = {}
-    for bar, at in zip(bars, places, strict=True):
-        longest[at] = max(longest.get(at, 0), bar.busy)
-    starts, end = {}, 0.0
-    for at in sorted(longest):
-        starts[at], end = end, end + longest[at]
+    tokens = {place: sum(update.rows[row].tokens for row in rows) for place, rows in held.items()}
+    longest: dict[tuple[int, int], int] = {}
+    for place in held:
+        longest[_turn(place)] = max(longest.get(_turn(place), 0), tokens[place])
+    turns = sorted(longest)
+    starts = dict(
+        zip(turns, accumulate((longest[turn] for turn in turns), initial=0), strict=False)
+    )
     return [
-        bar._replace(start=starts[at], length=longest[at])
-        for bar, at in zip(bars, places, strict=True)
+        Bar(
+            place.rank,
+            place.mini_batch,
+            place.micro_batch,
+            starts[_turn(place)],
+            tokens[place],
+            longest[_turn(place)],
+            rows,
+        )
+        for place, rows in held.items()
     ]
+
+
+def _turn(place: Place) -> tuple[int, int]:
+    # verl's packer cuts local mini-batches in the workers: each is one micro-batch here.
+    return place.mini_batch, place.micro_batch or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,32 +115,26 @@ class ShownStep:
 
     @property
     def columns(self) -> dict[str, list[Any]]:
-        """Those of :data:`COLUMNS`; none where rows are not recorded."""
-        rows = self.update.rows
-        return {name: [getattr(row, name) for row in rows] for name in COLUMNS if rows}
+        """Those of :data:`COLUMNS`."""
+        return {name: [getattr(row, name) for row in self.update.rows] for name in COLUMNS}
 
     @property
-    def charts(self) -> dict[str, Chart]:
-        """Bars of each worker call, by the clock where it was timed."""
-        update = self.update
-        timed = timings_by_call(update.timings)
-        charts = {call: timed_chart(timings) for call, timings in timed.items()}
-        for call in dict.fromkeys(call for row in update.rows for call in row.places):
-            charts.setdefault(call, token_chart(update, call))
-        return charts
+    def charts(self) -> dict[str, list[Bar]]:
+        """Bars of each worker call."""
+        calls = dict.fromkeys(call for row in self.update.rows for call in row.places)
+        return {call: bars_of_call(self.update, call) for call in calls}
 
     def packed(self) -> str:
         """All of it, for the page's script."""
         keys, rows = self.update.keys, self.update.rows
-        order = np.argsort(self.update.tries().dfs_position_R).tolist() if rows else []
         return packed(
             {
                 "name": self.name,
                 "keys": keys,
                 "columns": self.columns,
-                "order": order,
+                "order": np.argsort(self.update.tries().dfs_position_R).tolist(),
                 "shares_with": {row.row: row.shares_with for row in rows if row.shared_tokens},
-                "charts": {name: vars(chart) for name, chart in self.charts.items()},
+                "charts": self.charts,
                 "texts": [self.texts.get(key) for key in keys],
             }
         )
@@ -184,14 +148,11 @@ class ShownStep:
             "sessions": f"{len(sessions):,}",
             "rows": f"{len(keys):,}",
         }
-        for title, name in SUMS.items():
-            if name in columns:
-                cells[title] = f"{sum(columns[name]):,}"
-        if "reward" in columns:
-            # verl gives each row of a session the session's reward.
-            rewards = [columns["reward"][session[-1]] for session in sessions]
-            cells["reward"] = "unknown" if None in rewards else f"{sum(rewards) / len(rewards):.3f}"
-        return cells
+        cells |= {title: f"{sum(columns[name]):,}" for title, name in SUMS.items()}
+        # verl gives each row of a session the session's reward.
+        rewards = [columns["reward"][session[-1]] for session in sessions]
+        reward = "unknown" if None in rewards else f"{sum(rewards) / len(rewards):.3f}"
+        return cells | {"reward": reward}
 
 
 def write_page(

@@ -32,7 +32,6 @@ from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import MASK, mask_repeated_tokens
-from verl_padding.record.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +76,6 @@ class PlannedUpdate(PaddedBatch):
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self._called: set[str] = set()
-        self.timings: list[MicroBatchTiming] = []
-        """What its micro-batches took; empty where they are not timed."""
         counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
         self._work: dict[str, float] = dict.fromkeys(counted, 0)
         """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
@@ -101,7 +98,6 @@ class PlannedUpdate(PaddedBatch):
                 self.first_plan,
                 template,
                 weighting=loss_weighting(job.config, job.padding),
-                timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
             )
 

@@ -1,5 +1,4 @@
-"""Writes the file of each step: what its rows were worth, where each went, and what the workers'
-clocks say."""
+"""Writes the file of each step: what its rows were worth, and where each went."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,11 +19,11 @@ logger = logging.getLogger(__name__)
 def write_record(
     job: VerlJob, step: int, updates: Sequence[PlannedUpdate], rows_of: Sequence[TrainedRows]
 ) -> None:
-    """Writes the file of a global step, with the rows of each local update, or their timings, or
-    both, as the settings ask for. Where it cannot be written, the log has a warning."""
-    padding, trainer = job.padding, job.config.trainer
-    if not (padding.record or padding.timing):
+    """Writes the file of a global step with the rows of each local update, if asked for. Where it
+    cannot be written, the log has a warning."""
+    if not job.padding.record:
         return
+    trainer = job.config.trainer
     rollouts = trainer.get("rollout_data_dir")
     beside = Path(rollouts).expanduser().parent if rollouts else Path(trainer.default_local_dir)
     path = beside / FOLDER / f"{step}.jsonl"
@@ -33,8 +32,7 @@ def write_record(
             step=step,
             update=number,
             keys=tuple(update.batch.keys),
-            rows=list(recorded_rows(step, update, rows)) if padding.record else [],
-            timings=update.timings,
+            rows=list(recorded_rows(step, update, rows)),
         )
         for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
     ]

@@ -17,7 +17,6 @@ from verl_padding.driver.step_record import write_record
 from verl_padding.driver.worker_calls import (
     dp_size,
     probe_models,
-    read_timings,
     unplanned,
     wrap_worker_groups,
 )
@@ -129,8 +128,6 @@ class TrainingSteps:
         final = update.final_metrics()
         self._savings.update(final)
         metrics |= final | step_metrics.worker_metrics(metrics)
-        if self._job.padding.timing:
-            update.timings = read_timings(self._worker_groups)
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:

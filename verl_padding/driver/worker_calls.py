@@ -21,9 +21,7 @@ from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
-from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
-from verl_padding.worker.micro_batch_clock import TIMINGS, read_in_worker
 from verl_padding.worker.padded_engine import (
     SCHEDULER_STEPS,
     STEPS,
@@ -179,11 +177,3 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
         block_savings(job, answer)
         for why in filter(None, answer.non_tensor_batch[BRANCH_LIMIT]):
             job.forbid_branches(str(why))
-
-
-def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:
-    """Reads the workers' clocks after a local update."""
-    answers = [group.execute_with_func_generator(read_in_worker) for group in worker_groups]
-    return [
-        timing for answer in answers for rank in answer.non_tensor_batch[TIMINGS] for timing in rank
-    ]

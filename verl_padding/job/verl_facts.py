@@ -128,15 +128,8 @@ FACTS = (
             "postprocess_micro_batch_func": ("self.prepare_model_outputs(output, data)",),
         }.items()
     ),
-    # Position ids of rows of one length would be misread, and micro-batches would not be timed.
+    # Position ids of rows of one length would be misread.
     Fact("utils/tensordict_utils.py", "maybe_fix_3d_position_ids", ("'position_ids'",)),
-    Fact(
-        f"{ENGINES}/fsdp/transformer_impl.py",
-        "FSDPEngine.forward_backward_batch",
-        ("self.forward_step(",),
-        "padding.timing",
-        "fsdp",
-    ),
     # The group filter would compare rows, not sessions.
     Fact(REPLAY, "ReplayBuffer._terminal_eviction_reasons", ("self._dapo_filtered_keys(",), FILTER),
     Fact(

@@ -54,7 +54,6 @@ class PaddedBatch:
 
     Args:
         weighting: how the actor's loss weighs rows.
-        timed: whether the workers time micro-batches.
         own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
             policy.
     """
@@ -66,7 +65,6 @@ class PaddedBatch:
         template: PadTemplate,
         *,
         weighting: LossWeighting,
-        timed: bool = False,
         own_old_log_probs: bool = False,
     ):
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
@@ -77,7 +75,6 @@ class PaddedBatch:
         """Those that have been put, or are about to be."""
         self.pad_length = template.length
         self._template = template
-        self._timed = timed
         self._weighting, self._own_old_log_probs = weighting, own_old_log_probs
         self._source = SourceRows(self.batch)
         self._fields_put: set[str] = set()
@@ -182,12 +179,10 @@ class PaddedBatch:
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
-        name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
             may_branch=None if tries is None else job.may_branch,
             position_R=() if tries is None else tries.dfs_position_R.tolist(),
-            timed_as=name if self._timed else None,
             factor_R=self._factor_R if call == ACTOR else None,
             takes_own_log_probs=takes_own,
             mini_batches=deque(steps),

@@ -49,8 +49,6 @@ class PlannedCall:
     position_R: Sequence[int] = ()
     """Where they share: place of each real row among those of the batch, so that a row shares most
     with the one before it."""
-    timed_as: str | None = None
-    """Name of the call in timings; None where its micro-batches are not timed."""
     factor_R: Sequence[float] | None = None
     """What the gradient of each real row's outputs is multiplied by
     (:mod:`~verl_padding.pads.loss_weighting`); None where all weigh the same."""

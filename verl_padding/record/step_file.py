@@ -1,5 +1,4 @@
-"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its
-timings, if timed.
+"""The file of a step, ``<step>.jsonl``, with the rows of each local update.
 
 docs/reference.md has the form. Nothing of a row's texts or token ids is in it, but its key.
 """
@@ -18,7 +17,6 @@ from pydantic import StrictBool, TypeAdapter
 from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.record.files import Count, Number, as_data_error, read_lines, read_objects
-from verl_padding.record.timings import MicroBatchTiming
 
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the
@@ -80,9 +78,7 @@ class RecordedStep:
     keys: tuple[str, ...] = field(repr=False)
     """Key of each row, in the order of the batch."""
     rows: list[RecordedRow] = field(default_factory=list, repr=False)
-    """In the order of ``keys``; empty where rows are not recorded."""
-    timings: list[MicroBatchTiming] = field(default_factory=list, repr=False)
-    """Empty where micro-batches are not timed."""
+    """In the order of ``keys``."""
 
     def tries(self) -> PrefixTries:
         """The rows' common prefixes, within each prompt; a ValueError if they make no tries."""
@@ -104,18 +100,16 @@ class RecordedStep:
 
 
 STEP, ROW = TypeAdapter(RecordedStep), TypeAdapter(RecordedRow)
-TIMING = TypeAdapter(MicroBatchTiming)
 
 
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     """Writes the local updates of a step, and makes the folder: of each a line with its number and
-    keys, then a line for each row, then one for each timing. The file is there once it is whole."""
+    keys, then a line for each row. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
         header = {"form": each.form, "step": each.step, "update": each.update}
         lines.append(header | {"keys": each.keys})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
-        lines += map(vars, each.timings)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.part")
     written.write_text(
@@ -149,10 +143,8 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
         for line in read_objects(lines, name, expected, fix, _parse):
             if isinstance(line, RecordedStep):
                 steps.append(line)
-            elif isinstance(line, RecordedRow):
-                steps[-1].rows.append(line)
             else:
-                steps[-1].timings.append(line)
+                steps[-1].rows.append(line)
         if not steps:
             raise LookupError("it holds no step")
         for step in steps:
@@ -160,19 +152,18 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     return steps
 
 
-def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow | MicroBatchTiming:
-    # A line of an update's keys, or of a timing (it has a call), or else of a row.
+def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow:
     if "keys" in values:
         return STEP.validate_python({"form": None} | values)
-    return TIMING.validate_python(values) if "call" in values else ROW.validate_python(values)
+    return ROW.validate_python(values)
 
 
 def _check_rows(step: RecordedStep) -> None:
     """Whether the rows are those of the keys, and share what both have."""
     rows = step.rows
-    if rows and [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
+    if [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
         raise LookupError(f"it holds {len(rows)} rows of {len(step.keys)} keys")
-    Rows.from_keys(step.keys, [row.tokens for row in rows] or [1] * len(step.keys))
+    Rows.from_keys(step.keys, [row.tokens for row in rows])
     step.tries()
     for row in rows:
         beside = row if row.shares_with is None else rows[row.shares_with]

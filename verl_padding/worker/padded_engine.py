@@ -27,7 +27,6 @@ from verl_padding.verl_fixes.text_without_image import give_features_alone
 from verl_padding.worker.log_probs import use_chunked_cross_entropy
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.megatron_engine import MegatronSharingEngine
-from verl_padding.worker.micro_batch_clock import MicroBatchClock
 from verl_padding.worker.packed_attention import patch_attention_of
 from verl_padding.worker.plan_packer import micro_batches_of_plan
 from verl_padding.worker.training_workers import answer, training_workers
@@ -49,7 +48,6 @@ class PaddedEngine(VerlEngine):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.clock = MicroBatchClock(self)
         self.done: Counter[str] = Counter()
         """What the engine has done since a call began."""
 
@@ -95,11 +93,8 @@ class PaddedEngine(VerlEngine):
         if loss_function is not None and MINI_BATCH in data:
             loss_function = self._real_rows_loss(loss_function)
         run = super().forward_backward_batch
-        with micro_batches_of_plan(self.stock), self.clock.mini_batch(data):
+        with micro_batches_of_plan(self.stock):
             return run(data, loss_function, forward_only)
-
-    def forward_step(self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().forward_step(self.clock.micro_batch(micro_batch), *args, **kwargs)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         ids = micro_batch[INPUT_IDS]  # dense in a user's own call, as verl's engine may take it
@@ -115,8 +110,6 @@ def padded(engine: type) -> type:
     if issubclass(engine, FSDPEngine):
         mixins = (SharingEngine, PaddedEngine)
     elif any(cls.__module__ == MEGATRON for cls in engine.__mro__):
-        # A forward step of Megatron's has no micro-batch but that of its segments, so the clock
-        # comes before.
         mixins = (PaddedEngine, MegatronSharingEngine)
     return type(f"Padded{engine.__name__}", (*mixins, engine), {"stock": engine})
 

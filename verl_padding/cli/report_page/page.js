@@ -1,7 +1,7 @@
 "use strict";
 
 const COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f"];
-const PADS = "#333333", WAITING = "#e6e6e6", MAX_RANKS = 64;
+const WAITING = "#e6e6e6", MAX_RANKS = 64;
 const LAYOUT = { margin: { l: 50, r: 10, t: 28, b: 30 }, font: { size: 11 }, showlegend: false };
 const CONFIG = { displayModeBar: false, responsive: true };
 const byId = (id) => document.getElementById(id);
@@ -79,27 +79,26 @@ const placeOf = ([rank, mini, micro]) =>
 
 function showBars() {
   byId("held").replaceChildren();
-  const chart = step.charts[byId("call").value];
-  if (!chart) return;
-  const ranks = 1 + Math.max(...chart.bars.map(([rank]) => rank));
-  const bars = chart.bars.filter(([rank]) => rank < MAX_RANKS);
-  byId("about-bars").textContent = "Blue: the rank computes. Black: micro-batches of pads only. Grey: it waits for " +
-    "the slowest rank. Click a bar to see its rows." +
+  const all = step.charts[byId("call").value];
+  const ranks = 1 + Math.max(...all.map(([rank]) => rank));
+  const bars = all.filter(([rank]) => rank < MAX_RANKS);
+  byId("about-bars").textContent = "Blue: the rank computes. Grey: it waits for the rank with the most tokens. " +
+    "Click a bar to see its rows." +
     (ranks > MAX_RANKS ? ` The first ${MAX_RANKS} of ${ranks} ranks are shown.` : "");
   const trace = (base, x, color) => ({
     type: "bar", orientation: "h", base, x, y: bars.map(([rank]) => rank), customdata: bars.map((_, place) => place),
-    text: bars.map((bar) => `${placeOf(bar)}<br>${count(bar[6].length, "row")}, ${count(bar[7], "pad")}, ${count(bar[8], "token")}`),
+    text: bars.map((bar) => `${placeOf(bar)}<br>${count(bar[6].length, "row")}, ${count(bar[4], "token")}`),
     hovertemplate: "%{text}<extra></extra>", textposition: "none",
     marker: { color, line: { color: "white", width: 0.6 } },
   });
-  const colours = bars.map(([, mini, , , , , rows]) => (!rows.length ? PADS : mini % 2 ? "#6baed6" : COLOURS[0]));
+  const colours = bars.map(([, mini]) => (mini % 2 ? "#6baed6" : COLOURS[0]));
   Plotly.react(byId("bars"), [
     trace(bars.map((bar) => bar[3]), bars.map((bar) => bar[4]), colours),
     trace(bars.map((bar) => bar[3] + bar[4]), bars.map((bar) => bar[5] - bar[4]), WAITING),
   ], {
     ...LAYOUT, barmode: "overlay", bargap: 0.15, height: 90 + 18 * Math.max(Math.min(ranks, MAX_RANKS), 4),
     yaxis: { title: { text: "rank" }, autorange: "reversed", dtick: ranks > 16 ? 8 : 1 },
-    xaxis: { title: { text: chart.unit } }, margin: { l: 50, r: 10, t: 10, b: 40 },
+    xaxis: { title: { text: "tokens of rows" } }, margin: { l: 50, r: 10, t: 10, b: 40 },
   }, CONFIG);
   byId("bars").removeAllListeners?.("plotly_click");
   byId("bars").on("plotly_click", (event) => showHeld(bars[event.points[0].customdata]));
@@ -118,12 +117,11 @@ function showHeld(bar) {
 
 const HEADINGS = { tokens: "tokens", shared_tokens: "shared", trained_tokens: "trained", reward: "reward",
   advantage: "advantage", weight: "weight", staleness: "staleness" };
-const of = (column, rows) => rows.map((row) => step.columns[column]?.[row] ?? null);
+const of = (column, rows) => rows.map((row) => step.columns[column][row]);
 
 /** Rows of each prompt, in the order of the batch. */
 function rowsOfPrompts() {
   const found = new Map();
-  if (!step.columns.tokens) return found;
   step.keys.forEach((key, row) => {
     const prompt = promptOf(key);
     if (!found.has(prompt)) found.set(prompt, []);
@@ -147,7 +145,7 @@ function showPrompts() {
     details.dataset.prompt = prompt;
     const shared = Math.round((100 * sum(of("shared_tokens", rows))) / tokens);
     const figures = [count(sessions, "session"), count(rows.length, "row"), count(tokens, "token"), `${shared} % shared`];
-    if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(zeros, "zero-advantage row"));
+    figures.push(`reward ${shown(reward)}`, count(zeros, "zero-advantage row"));
     summary.append(element("code", "", prompt), element("span", "figures", figures.join(", ")));
     details.addEventListener("toggle", () => fill(details, rows));
     return details;
@@ -157,7 +155,7 @@ function showPrompts() {
 /** Makes the table of a prompt when it is first opened. */
 function fill(details, rows) {
   if (!details.open || details.children.length > 1) return;
-  const table = details.appendChild(element("table")), columns = Object.keys(HEADINGS).filter((name) => name in step.columns);
+  const table = details.appendChild(element("table")), columns = Object.keys(HEADINGS);
   const head = table.createTHead().insertRow(), body = table.createTBody();
   for (const name of ["row", "", ...columns.map((column) => HEADINGS[column])]) head.append(element("th", "", name));
   const longest = Math.max(...of("tokens", rows));
@@ -208,7 +206,7 @@ function toggleTexts(line, row) {
   const opened = element("tr", "opened"), cell = opened.appendChild(element("td", "texts"));
   cell.colSpan = line.children.length;
   line.after(opened);
-  const places = Object.entries(step.charts).flatMap(([call, { bars }]) => bars.filter((bar) => bar[6].includes(row))
+  const places = Object.entries(step.charts).flatMap(([call, bars]) => bars.filter((bar) => bar[6].includes(row))
     .map((bar) => `${call}: ${placeOf(bar)}`));
   cell.append(element("p", "", [step.keys[row], ...places].join("; ")));
   const other = step.shares_with[row] ?? null, texts = step.texts[row];
@@ -246,4 +244,4 @@ showCurves();
 // The address may name a step by its line in the table, and a row of it, as #step-3/17; else the last step is shown.
 const [, named, row] = location.hash.match(/^#(step-\d+)(?:\/(\d+))?$/) ?? [];
 const chosen = byId(`packed-${named}`) ? named : document.querySelector("#summaries tbody tr:last-of-type")?.dataset.step;
-if (chosen) showStep(chosen).then(() => chosen === named && step.columns.tokens?.[row] && openRow(Number(row)));
+if (chosen) showStep(chosen).then(() => chosen === named && step.columns.tokens[row] && openRow(Number(row)));
