@@ -168,15 +168,3 @@ def build_trie(
 def trie_of(data: TensorDict) -> PrefixTrie | None:
     """The trie of a micro-batch that shares some of its tokens; None for any other."""
     return data[TRIE] if TRIE in data else None  # noqa: SIM401  (get wraps what is no tensor)
-
-
-def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:
-    """Of all that is computed of a micro-batch, on the CPU: the row, its tokens, and how many of
-    them it shares."""
-    trie = trie_of(data)
-    if trie is None:
-        return [
-            (row, tokens, 0)
-            for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())
-        ]
-    return list(zip(trie.leaf_L, trie.path_lengths_L, trie.start_L, strict=True))
