@@ -13,9 +13,10 @@ from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.planned_call import (
+    BATCH_ROW,
     CALL,
+    IS_PADDING,
     MINI_BATCH,
     MiniBatch,
     PlannedCall,

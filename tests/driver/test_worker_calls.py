@@ -20,8 +20,7 @@ from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_grou
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS
 from verl_padding.job.savings import Savings
-from verl_padding.pads.columns import IS_PADDING, read_column
-from verl_padding.pads.planned_call import CALL
+from verl_padding.pads.planned_call import CALL, IS_PADDING, read_column
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.padded_engine import SCHEDULER_STEPS, STEPS, WORK
 from verl_padding.worker.worker_check import check_in_worker

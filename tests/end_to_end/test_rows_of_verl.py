@@ -22,7 +22,7 @@ from tests.support.played import ScriptedServer
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
+from verl_padding.pads.planned_call import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 

@@ -34,8 +34,7 @@ from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.pads.columns import COLUMN_DTYPES
-from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall
+from verl_padding.pads.planned_call import CALL, COLUMN_DTYPES, MINI_BATCH, PlannedCall
 from verl_padding.worker.losses import RealRowsLoss
 
 PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2

@@ -13,10 +13,9 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.planned_call import CALL
+from verl_padding.pads.planned_call import BATCH_ROW, CALL, IS_PADDING
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 

@@ -24,7 +24,7 @@ from tests.support.shaped_rows import FIELDS, FORMATS, SHAPES, assert_same_rows,
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
-from verl_padding.pads.columns import IS_PADDING
+from verl_padding.pads.planned_call import IS_PADDING
 from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]

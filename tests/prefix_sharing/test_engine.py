@@ -13,8 +13,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from tests.support.token_rows import rows_of
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import BATCH_ROW
-from verl_padding.pads.planned_call import CALL, PlannedCall
+from verl_padding.pads.planned_call import BATCH_ROW, CALL, PlannedCall
 from verl_padding.plan import Layout
 from verl_padding.prefix_sharing.engine import engine_incompatibilities, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE

@@ -23,8 +23,14 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 
 from benchmarks.one_gpu.rows import nested
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
-from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
+from verl_padding.pads.planned_call import (
+    BATCH_ROW,
+    CALL,
+    IS_PADDING,
+    MINI_BATCH,
+    MiniBatch,
+    PlannedCall,
+)
 
 PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.

@@ -15,8 +15,7 @@ from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.ranks_in_process import Rank
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
-from verl_padding.pads.columns import BATCH_ROW
-from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
+from verl_padding.pads.planned_call import BATCH_ROW, CALL, PlannedCall, cut_into, mini_batches
 from verl_padding.worker.padded_engine import SCHEDULER_STEPS, STEPS
 
 

@@ -11,8 +11,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW
-from verl_padding.pads.planned_call import CALL, PlannedCall
+from verl_padding.pads.planned_call import BATCH_ROW, CALL, PlannedCall
 from verl_padding.plan import Layout
 from verl_padding.worker.plan_packer import follow_plan, micro_batches_of_plan
 

@@ -21,8 +21,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
-from verl_padding.pads.columns import jagged
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
+from verl_padding.pads.queue import KVBatchMeta, jagged, put_columns, read_fields
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import MASK, number_tokens
 

@@ -22,9 +22,9 @@ from verl_padding.driver.advantages import (
 from verl_padding.driver.agent_roles import parts_by_role, read_roles
 from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.pads.columns import jagged
 from verl_padding.pads.queue import (
     KVBatchMeta,
+    jagged,
     put_columns,
     read_fields,
     rows_like,

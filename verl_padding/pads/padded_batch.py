@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW, COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import (
     ACTOR,
     LOSS_WEIGHT,
@@ -16,7 +15,10 @@ from verl_padding.pads.loss_weighting import (
     loss_factors,
 )
 from verl_padding.pads.planned_call import (
+    BATCH_ROW,
     CALL,
+    COLUMN_DTYPES,
+    IS_PADDING,
     MiniBatch,
     PlannedCall,
     cut_into,

@@ -1,5 +1,5 @@
-"""What workers must know of a planned call: one object, in which they look rows up by their
-numbers."""
+"""What workers must know of a planned call: columns beside the rows' own fields, and one object, in
+which they look rows up by their numbers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
+import torch
 from tensordict import TensorDict
 
 from verl_padding.plan import Layout
 from verl_padding.plan.layout import RowNumbers
 
+IS_PADDING = "is_padding"
+"""Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
+BATCH_ROW = "batch_row"
+"""Column (R,) in every planned call: the row's number in its layout. By it workers look up what
+else the call says of the row (:class:`PlannedCall`)."""
+COLUMN_DTYPES = {IS_PADDING: torch.bool, BATCH_ROW: torch.int64}
 CALL = "planned_call"
 """Key of a call's ``extra_info``, and so of its rows: the :class:`PlannedCall`."""
 MINI_BATCH = "mini_batch"
@@ -61,6 +68,11 @@ class PlannedCall:
         # KVBatchMeta copies what it says with each part of a batch, one a rank, and workers copy it
         # again. Nothing but the queue is ever changed.
         return replace(self, mini_batches=self.mini_batches.copy())
+
+
+def read_column(data: TensorDict, name: str) -> torch.Tensor:
+    """A column (R,) of worker data of R rows."""
+    return data[name].reshape(len(data))
 
 
 def planned_call(data: TensorDict) -> PlannedCall | None:

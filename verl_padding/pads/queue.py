@@ -194,6 +194,11 @@ def _fields_of(
     return fields
 
 
+def jagged(value_R: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A column of values of their own length."""
+    return torch.nested.as_nested_tensor(list(value_R), layout=torch.jagged)
+
+
 def put_new_rows(rows: KVBatchMeta, fields: TensorDict) -> None:
     """Puts rows that are not there yet, with their tags, in one put."""
     tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)

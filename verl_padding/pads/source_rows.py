@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
+from verl_padding.pads.planned_call import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.queue import KVBatchMeta, Shape, read_rows, row_schemas
 from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding
 

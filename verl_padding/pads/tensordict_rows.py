@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.pads.columns import IS_PADDING
+from verl_padding.pads.planned_call import IS_PADDING
 from verl_padding.pads.source_rows import TOKEN_FIELDS, check_prompt, missing_field
 from verl_padding.pads.template import Columns, same_in_all
 

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.field_kinds import FieldFormat
+from verl_padding.pads.planned_call import IS_PADDING
 from verl_padding.pads.queue import (
     KVBatchMeta,
     clear,

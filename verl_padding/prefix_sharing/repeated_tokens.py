@@ -16,8 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from verl_padding.pads.columns import jagged
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
+from verl_padding.pads.queue import KVBatchMeta, jagged, put_columns, read_fields, select_rows
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.row_keys import rows_of_sessions, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection

@@ -22,8 +22,15 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, jagged, read_column
-from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
+from verl_padding.pads.planned_call import (
+    BATCH_ROW,
+    CALL,
+    IS_PADDING,
+    MINI_BATCH,
+    MiniBatch,
+    PlannedCall,
+    read_column,
+)
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
@@ -138,7 +145,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
         return value
     if value.is_nested:
         parts = value.unbind()
-        return jagged(parts[row] for row in rows)
+        return tu.nested_tensor_from_tensor_list([parts[row] for row in rows], ragged_idx=1)
     assert value.shape[0] == n_rows, f"model output of shape {tuple(value.shape)} for {n_rows} rows"
     return value[rows]
 

@@ -18,8 +18,7 @@ from verl.utils import torch_functional
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
-from verl_padding.pads.columns import BATCH_ROW, read_column
-from verl_padding.pads.planned_call import MINI_BATCH, planned_call
+from verl_padding.pads.planned_call import BATCH_ROW, MINI_BATCH, planned_call, read_column
 from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine, VerlEngine
 from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids

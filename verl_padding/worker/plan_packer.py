@@ -18,8 +18,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW, read_column
-from verl_padding.pads.planned_call import planned_call
+from verl_padding.pads.planned_call import BATCH_ROW, planned_call, read_column
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
