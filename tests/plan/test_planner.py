@@ -1,9 +1,14 @@
 """Single cases of the planner: figures that are known, and everything it refuses."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.plan.test_strategies import JOB
 from verl_padding.plan import (
+    BatchPlan,
     Job,
+    Layout,
     Pass,
     PlanError,
     Rows,
@@ -60,3 +65,12 @@ def test_rows_whose_costs_no_integer_holds_are_refused():
     call = Pass(dp_size=1, token_budget=2**26)
     with pytest.raises(PlanError, match=r"row 'a_0_511' has 67108864 tokens"):
         plan_batch(rows, job_of("rows", inference={"ref": call}))
+
+
+def test_a_batch_has_as_many_pads_as_the_call_that_needs_most():
+    # Of three rows; numbers from 3 on are pads.
+    actor = Layout(n_rows=3, rows_MDK=((((0, 2), (3,)), ((1,), (4, 5))),))
+    ref = Layout(n_rows=3, rows_MDK=((((0, 2),), ((1, 3),)),))
+    plan = BatchPlan(job=JOB, layouts={"actor": actor, "ref": ref}, figures={})
+    assert plan.n_pads == 3
+    assert replace(plan, layouts={}).n_pads == 0

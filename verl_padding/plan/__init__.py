@@ -21,12 +21,12 @@ the other packages: ``rows_DK[d][k]`` are the numbers of the rows of micro-batch
 - ``F``: fields
 """
 
-from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
+from verl_padding.plan.call_costs import LayoutFigures
 from verl_padding.plan.calls import OptimizerSteps, Packer, Pass, Sharing, Update
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.planner import plan_batch
+from verl_padding.plan.planner import BatchPlan, plan_batch
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES, Job, padded_rows
 

@@ -9,7 +9,6 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s, up_to_multiple
 from verl_padding.plan.layout import Layout, RowsDK, RowsMDK
@@ -156,6 +155,28 @@ class CallCosts:
         """The numbers of rows, the longest row first."""
         numbers = np.array(rows, dtype=np.int64)
         return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutFigures:
+    """What a layout costs, by the job's cost model; pads cost too."""
+
+    imbalance: float
+    """Cost of the slowest rank / cost of the mean rank, each summed over the mini-batches; 1 is
+    perfect."""
+    micro_batches: int | None
+    """Micro-batches of a rank, over all mini-batches; None if verl's packer cuts them."""
+    packing_efficiency: float | None
+    """Computed tokens of real rows / tokens that all ranks' micro-batches could hold; None if
+    verl's packer cuts them, or without a token budget."""
+    computed_tokens: int
+    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
+    leaves."""
+    sharing_factor: float
+    """Tokens of the real rows / computed tokens; 1 if nothing is shared."""
+    micro_imbalance: float | None
+    """As ``imbalance``, but with the slowest rank of each micro-batch, for ranks that wait for each
+    other at every one; None if verl's packer cuts them."""
 
 
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:

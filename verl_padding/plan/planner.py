@@ -1,13 +1,13 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
-from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts, score_layout
+from verl_padding.plan.call_costs import CallCosts, LayoutFigures, score_layout
 from verl_padding.plan.calls import Call, Packer, Pass
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import PlanError
@@ -15,12 +15,34 @@ from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_local_batches
 from verl_padding.plan.plural import plural
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES, Job
 
 MAX_COST = 1 << 60
 """Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and
 overheads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """A layout for each worker call, of the same real rows and as many pads as the call needs."""
+
+    job: Job
+    """What it was planned for."""
+    layouts: Mapping[str, Layout]
+    """Layout of each update and inference pass of the job, by its name."""
+    figures: Mapping[str, LayoutFigures]
+    """Figures of each layout, by its name."""
+    tries: PrefixTries | None = None
+    """The rows' common prefixes, if known."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know, such as fewer optimizer steps than configured."""
+
+    @cached_property
+    def n_pads(self) -> int:
+        """Pads to make: the most that a layout uses."""
+        return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
