@@ -29,8 +29,13 @@ from verl_padding.prefix_sharing.engine import (
     expand_outputs,
     segments_of,
 )
-from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
-from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
+from verl_padding.prefix_sharing.prefix_trie import (
+    TRIE,
+    PackedPaths,
+    PrefixTrie,
+    pack_paths,
+    trie_of,
+)
 from verl_padding.prefix_sharing.row_inputs import INPUT_IDS
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
