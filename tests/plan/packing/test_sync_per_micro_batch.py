@@ -1,20 +1,23 @@
-"""Micro-steps: against every way there is on small mini-batches."""
+"""Micro-steps, against every way there is on small mini-batches; and what runs of rows of a trie
+take of a token budget."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.call_costs import costs_of
+from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.packing.packing_units import PackingUnits
-from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
+from verl_padding.plan.packing.sync_per_micro_batch import PackingUnits
+from verl_padding.plan.prefix_tries import PrefixTries
 
 EXAMPLES = settings(max_examples=200)
 
 
 def packer_of(tokens, n_ranks, budget, multiple=1):
     costs = costs_of(tokens, dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple)
-    return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
+    return PackingUnits.from_rows(costs, range(len(tokens)))
 
 
 def time_of(packer, steps):
@@ -42,9 +45,10 @@ def best_of_all(packer):
     times = []
     for bins in partitions(list(range(len(packer.tokens_I)))):
         if all(
-            sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
+            sum(packer.tokens_I[item] for item in items) <= packer.costs.token_budget
+            for items in bins
         ):
-            empty = [[] for _ in range(-len(bins) % packer.n_ranks)]
+            empty = [[] for _ in range(-len(bins) % packer.costs.call.dp_size)]
             times.append(time_of(packer, packer.group_into_micro_steps([*bins, *empty])))
     return min(times)
 
@@ -64,7 +68,7 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
     for packer in small_mini_batches(seed=0, number=120):
         best, found = best_of_all(packer), packer.micro_steps()
         # No rank without a row where there are enough: trying everything does not know that rule.
-        if len(packer.tokens_I) >= packer.n_ranks:
+        if len(packer.tokens_I) >= packer.costs.call.dp_size:
             assert all(found[0])
         assert time_of(packer, found) >= best or not all(found[0])
         over.append(time_of(packer, found) / best)
@@ -86,12 +90,51 @@ def mini_batches(draw):
 @EXAMPLES
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
 def test_a_cut_holds_all_items_in_budget(packer, multiple):
-    packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
+    packer = packer_of(
+        packer.tokens_I, packer.costs.call.dp_size, packer.costs.token_budget, multiple
+    )
     steps = packer.micro_steps()
     bins = [items for step in steps for items in step]
     assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
     assert all(
-        sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
+        sum(packer.tokens_I[item] for item in items) <= packer.costs.token_budget for items in bins
     )
-    assert all(len(step) == packer.n_ranks for step in steps)
+    assert all(len(step) == packer.costs.call.dp_size for step in steps)
     assert len(steps) % multiple == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sessions", "budget", "least", "multiple", "n_rows_K"),
+    [
+        (100, 64, 2048, 1, 1, [64]),  # 110 + 63 x 11 tokens
+        (100, 64, 2048, 128, 1, [16, 16, 16, 16]),  # 110 + 15 x 128
+        (100, 64, 352, 1, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
+        # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
+        (10, 200, 4096, 128, 1, [32, 32, 32, 32, 32, 32, 8]),
+    ],
+)
+def test_rows_that_branch_take_no_less_of_the_budget_than_is_said(
+    prompt, sessions, budget, least, multiple, n_rows_K
+):
+    """Rollouts of ten tokens, of one prompt."""
+    tokens = [prompt + 10] * sessions
+    tries = PrefixTries.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
+    rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, tries=tries)
+    update = Update(
+        dp_size=1,
+        token_budget=budget,
+        prompts_per_mini_batch=1,
+        min_branch_tokens=least,
+        token_multiple=multiple,
+    )
+    job = Job(
+        strategy="prompt",
+        prompts=1,
+        sessions_per_prompt=sessions,
+        updates={"actor": update},
+        inference={},
+        packer="plan",
+        sharing="on",
+    )
+    layout = plan_batch(rows, job).layouts["actor"]
+    assert list(map(len, layout.rows_MDK[0][0])) == n_rows_K
