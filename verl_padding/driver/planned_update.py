@@ -184,20 +184,20 @@ class PlannedUpdate(PaddedBatch):
                 "the actor is updated more than once in a step",
                 "Set it to True.",
             )
-        if job.drops_zero_advantage:
-            dropped = find_zero_advantage_rows(self.batch)
-            # It may be called twice, and a trainer of one's own may change advantages between.
-            if dropped != self._dropped:
-                self._dropped = dropped
-                with simple_timer(PLAN_SECONDS, self.seconds):
-                    plan = self._plan_calls(self.batch.keys, dropped)
-                    self.plan = replace(
-                        self.plan,
-                        layouts={**self.plan.layouts, ACTOR: plan.layouts[ACTOR]},
-                        figures={**self.plan.figures, ACTOR: plan.figures[ACTOR]},
-                    )
-                    vars(self).pop("mask_R", None)  # read anew
-                    self.put_pads()
+        dropped = find_zero_advantage_rows(self.batch) if job.drops_zero_advantage else []
+        # It may be called twice, and a trainer of one's own may change advantages between.
+        if dropped == self._dropped:
+            return
+        self._dropped = dropped
+        with simple_timer(PLAN_SECONDS, self.seconds):
+            plan = self._plan_calls(self.batch.keys, dropped)
+            self.plan = replace(
+                self.plan,
+                layouts={**self.plan.layouts, ACTOR: plan.layouts[ACTOR]},
+                figures={**self.plan.figures, ACTOR: plan.figures[ACTOR]},
+            )
+            vars(self).pop("mask_R", None)  # read anew
+            self.put_pads()
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says

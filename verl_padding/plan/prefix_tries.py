@@ -157,16 +157,13 @@ class PrefixTries:
         """Whether any rows share a token that need not be computed again."""
         return self.has_branches or bool((self.shared_R == self.tokens_R).any())
 
-    def segments(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Which of some rows are computed in one micro-batch, and the first token of each that is.
-
-        Args:
-            group_I: the micro-batch of each of the rows, if they are in several.
-        """
+    def segments(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s]:
+        """Which of some rows are computed, and the first token of each that is; ``batch_I`` is the
+        micro-batch of each."""
         # [5, 6, 7, 9, 9], [5, 6, 7, 8] and [5, 6], in this order, share 0, 3 and 2 tokens: 0, 2 and
         # 2 of them are computed in the row before, since the 7 is computed on each branch. So the
         # third row is not computed at all, and the second one from its token 2 on.
-        order, shared_I = self.shared_among(rows, group_I)
+        order, shared_I = self.shared_among(rows, batch_I)
         cached_I = cached_tokens(shared_I, self.tokens_R[rows[order]])
         computed = cached_I < self.tokens_R[rows[order]]
         return order[computed], cached_I[computed]
