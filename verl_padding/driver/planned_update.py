@@ -150,7 +150,8 @@ class PlannedUpdate(PaddedBatch):
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
-        tries = self.prefixes.by_outputs if self._job.shares and keys else None
+        shares = self._planner_job.sharing == "on" and keys
+        tries = self.prefixes.by_outputs if shares else None
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
             rows = Rows.from_keys(keys, self._tokens_R, tries, dropped)
