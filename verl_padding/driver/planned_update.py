@@ -12,7 +12,6 @@ from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.step_metrics import (
     FIELDS,
     TrainedRows,
-    layout_for_verl_metrics,
     plan_metrics,
     rank_token_metrics,
 )
@@ -244,12 +243,6 @@ class PlannedUpdate(PaddedBatch):
             if CALL_BY_NAME[call].trains
         }
         return self.metrics() | self._work | saved | idle_steps
-
-    @property
-    def n_counted_pads(self) -> int:
-        """Pads that ``global_seqlen/*`` counts: by the plan of all rows."""
-        layout = layout_for_verl_metrics(self.first_plan)
-        return layout.n_pads if layout else 0
 
     def trained_rows(self) -> TrainedRows:
         """The rows after the update, read from TransferQueue."""

@@ -151,8 +151,10 @@ class TrainingSteps:
         # In the place of what verl's trainer has computed just before, of real rows alone.
         tokens = response = 0
         for update, rows in zip(self._updates, rows_of, strict=True):
-            tokens += int(rows.tokens_R.sum()) + update.n_counted_pads * update.pad_length
-            response += int(rows.response_R.sum()) + update.n_counted_pads  # a token each
+            layout = step_metrics.layout_for_verl_metrics(update.first_plan)
+            n_pads = layout.n_pads if layout else 0
+            tokens += int(rows.tokens_R.sum()) + n_pads * update.pad_length
+            response += int(rows.response_R.sum()) + n_pads  # a token each
         n_gpus = self._trainer._get_n_gpus_for_throughput()
         metrics |= step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
         write_record(self._job, step, self._updates, rows_of)
