@@ -69,11 +69,10 @@ def upsample(
     """
     if multiple < 1 or eos_token_id < 0:
         raise PaddingDataError(f"{multiple=}, {eos_token_id=}: give at least 1 and 0.")
-    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
-    check_no_pads(names, _which_are_pads(batch))
+    is_queued = isinstance(batch, KVBatchMeta)
+    check_no_pads(batch.keys if is_queued else range(len(batch)), _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
-    is_queued = isinstance(batch, KVBatchMeta)
     rows = SourceRows(batch).read() if is_queued else row_dicts(batch)
     inputs_R = (row.get(MULTI_MODAL_INPUTS) for row in rows)
     shown = image_of_pads(images_of_rows(batch) if is_queued else inputs_R, image)

@@ -9,8 +9,6 @@ from typing import Self, TypeVar
 import numpy as np
 
 from verl_padding.plan.calls import Update
-from verl_padding.plan.row_keys import rows_by_name
-from verl_padding.plan.rows import Rows
 
 Unit = TypeVar("Unit")
 Groups = list[list[int]]
@@ -56,11 +54,6 @@ def cut_evenly(order: Sequence[int], steps: int, mini_batch_rows: int | None = N
     parts = np.array_split(np.array(order), min(steps, len(order)))
     rows_M = [part.tolist() for part in parts]
     return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, steps=steps)
-
-
-def rows_of_prompts(rows: Rows) -> list[list[int]]:
-    """Rows of each prompt, prompts in order of first appearance."""
-    return list(rows_by_name(rows.prompt_R).values())
 
 
 def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:

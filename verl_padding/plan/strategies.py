@@ -29,9 +29,9 @@ from verl_padding.plan.mini_batches import (
     cut_evenly,
     even_groups,
     ordered,
-    rows_of_prompts,
 )
 from verl_padding.plan.plural import plural
+from verl_padding.plan.row_keys import rows_by_name
 from verl_padding.plan.rows import Rows
 
 
@@ -73,7 +73,7 @@ class Prompt(Strategy):
 
     def cut(self, rows: Rows, job: Job, update: Update) -> MiniBatches:
         steps = job.steps_of_batch(update, len(rows))
-        rows_P = ordered(rows_of_prompts(rows), update, job.seed)
+        rows_P = ordered(list(rows_by_name(rows.prompt_R).values()), update, job.seed)
         groups = even_groups([len(group) for group in rows_P], min(steps, len(rows_P)))
         rows_M = [[row for prompt in prompts for row in rows_P[prompt]] for prompts in groups]
         # By rows, it is the rule that prompts of many rows take a step each, and no more.
@@ -133,7 +133,7 @@ class Lcm(Strategy):
         updates, size = job.updates.values(), job.mini_batch_rows(update)
         sizes = [n for one in updates for n in (one.dp_size, job.mini_batch_rows(one))]
         total = padded_rows(len(rows), job.row_multiple, *sizes)
-        by_prompt = ordered(rows_of_prompts(rows), update, job.seed)
+        by_prompt = ordered(list(rows_by_name(rows.prompt_R).values()), update, job.seed)
         order = [row for group in by_prompt for row in group]
         return cut_evenly(order, total // size, mini_batch_rows=size)
 
