@@ -5,10 +5,10 @@ import re
 
 import pytest
 from verl.trainer.ppo.v1 import PPOTrainer
-from wrapt import FunctionWrapper
 
 from tests.support.changed_verl import rename
 from tests.support.fresh_processes import run_fresh
+from verl_padding.driver.called_methods import TRACKED
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.job.verl_facts import FACTS, OVERRIDDEN
 from verl_padding.job.verl_source import VerlSource, installed_verl
@@ -36,7 +36,7 @@ def test_each_method_that_the_padded_trainers_override_has_a_fact():
     overriding = {name for each in PaddedTrainer.__mro__ for name in vars(each)} & OVERRIDDEN.keys()
     ours = {name for name in vars(PaddedTrainer) if name in vars(PPOTrainer) and name[:2] != "__"}
     assert ours - {"fit"} == overriding == OVERRIDDEN.keys()
-    tracked = {name for name in ours if isinstance(vars(PaddedTrainer)[name], FunctionWrapper)}
+    tracked = {name for name in ours if hasattr(getattr(PaddedTrainer, name), TRACKED)}
     assert tracked == OVERRIDDEN.keys() - {"_setup"} | {"fit"}
 
 

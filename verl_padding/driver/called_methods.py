@@ -4,14 +4,18 @@ A verl that calls another method in the place of one of them would train without
 adds there, and without an error.
 """
 
-from typing import Any
-
-from wrapt import BoundFunctionWrapper, decorator
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+TRACKED = "_verl_padding_tracked"
+"""Attribute of a :func:`tracked` method."""
 SET_UP = ("_init_tokenizer", "_build_replay_buffer")
 UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")
 """Once in each local update, in every mode."""
@@ -63,16 +67,20 @@ class CalledMethods:
 
     def _is_missing(self, method: str) -> bool:
         # Of a method that a user's own trainer overrides, calling ours is the user's business.
-        own = getattr(type(self._trainer), method)
-        return method not in self._called and isinstance(own, BoundFunctionWrapper)
+        return method not in self._called and hasattr(getattr(type(self._trainer), method), TRACKED)
 
     def _is_verls(self, method: str) -> bool:
         own = getattr(type(self._trainer), method, None)
         return getattr(own, "__module__", "verl").split(".")[0] == "verl"
 
 
-@decorator
-def tracked(method: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+def tracked(method: Method) -> Method:
     """A method of a trainer whose ``called_methods`` note each call of it."""
-    trainer.called_methods.note(method.__name__)
-    return method(*args, **kwargs)
+
+    @wraps(method)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called_methods.note(method.__name__)
+        return method(self, *args, **kwargs)
+
+    setattr(noted, TRACKED, True)
+    return cast(Method, noted)
