@@ -68,11 +68,10 @@ def compute_advantages(
     parent_R: list[int | None] = [None] * len(batch)
     if by_session:
         # A trainer of one's own may have made another batch of its rows.
-        if update is None or update.batch.keys != batch.keys:
-            prefixes = PrefixDetection(batch, may_have_images=job.has_images)
+        if update is not None and update.batch.keys == batch.keys:
+            parent_R = update.prefixes.parent_R
         else:
-            prefixes = update.prefixes
-        parent_R = prefixes.parent_R
+            parent_R = PrefixDetection(batch, may_have_images=job.has_images).parent_R
     parts = [(batch, parent_R)]
     if by_role:
         role_R = read_roles(batch.keys, batch.partition_id)

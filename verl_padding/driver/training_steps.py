@@ -144,7 +144,6 @@ class TrainingSteps:
 
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
-        step = self._trainer.global_steps
         rows_of = [update.trained_rows() for update in self._updates]
         metrics |= step_metrics.session_metrics(rows_of)
         metrics |= step_metrics.advantage_metrics(rows_of)
@@ -157,7 +156,7 @@ class TrainingSteps:
             response += int(rows.response_R.sum()) + n_pads  # a token each
         n_gpus = self._trainer._get_n_gpus_for_throughput()
         metrics |= step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
-        write_record(self._job, step, self._updates, rows_of)
+        write_record(self._job, self._trainer.global_steps, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
         """A with-block in which TransferQueue has neither the rows that the step has trained nor

@@ -66,7 +66,7 @@ def check_cross_contamination(axes: Sequence[int], *, shares: bool) -> Callable[
         limit, found = "", []
         for role, training_worker in training_workers(worker).items():
             if _packs_rows(training_worker.engine_config):
-                outcome = _probe(role, training_worker, tuple(axes), shares)
+                outcome = _probe(role, training_worker, axes, shares)
                 if isinstance(outcome, Incompatibility):
                     found.append((SHARING, outcome))
                 else:
@@ -85,7 +85,7 @@ def _packs_rows(config: Any) -> bool:
 
 
 def _probe(
-    role: str, training_worker: Any, axes: tuple[int, ...], shares: bool
+    role: str, training_worker: Any, axes: Sequence[int], shares: bool
 ) -> str | Incompatibility:
     """Refuses a model that does not keep rows apart; returns why rows that branch share nothing,
     empty if they may share what is before, or why no rows may share."""
@@ -157,7 +157,7 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
 
 
 def _outputs(
-    training_worker: Any, rows: list[torch.Tensor], *, axes: tuple[int, ...], shares: bool = False
+    training_worker: Any, rows: list[torch.Tensor], *, axes: Sequence[int], shares: bool = False
 ) -> list[torch.Tensor] | None:
     """What the engine computes for each row of a micro-batch, but for the last token; None on a
     rank that has no outputs."""
