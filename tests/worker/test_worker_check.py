@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 
@@ -42,9 +43,15 @@ def test_a_loss_that_reads_another_name_is_refused(mode, loss, renamed, monkeypa
         check_loss_scaling("actor", partial(reads_another, **made.keywords))
 
 
-def test_a_loss_of_a_users_own_is_its_users():
+def test_a_loss_of_a_users_own_is_its_users(monkeypatch):
     check_loss_scaling("actor", partial(losses.sft_loss, config=None))
     check_loss_scaling("actor", print)
+
+    def no_number(**given):
+        return given["log_prob"].sum() * float("nan"), {}
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "vanilla", no_number)
+    check_loss_scaling("actor", policy_loss("token-mean", "vanilla"))
 
 
 @pytest.mark.parametrize(
