@@ -134,7 +134,7 @@ def slowest(rows_MDK: RowsMDK, tokens_R: Sequence[int]) -> tuple[float, float]:
         cost_DK = np.array([[cost_R[list(rows)].sum() for rows in rows_K] for rows_K in rows_DK])
         per_mini += cost_DK.sum(axis=1).max()
         per_micro += cost_DK.max(axis=0).sum()
-    return per_mini, per_micro
+    return float(per_mini), float(per_micro)
 
 
 def verl(job: BatchJob) -> tuple[float, float]:

@@ -3,6 +3,7 @@ a plan."""
 
 from collections.abc import Sequence
 
+import verl_padding.on_cpu  # noqa: F401  (before verl imports transformers, and by it torchvision)
 from verl_padding.plan import padded_rows
 
 

@@ -2,6 +2,7 @@
 commands."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_the_recipe_runs_as_it_is_printed_and_is_resumed(tmp_path):
         ]
         assert len(set(rows)) == 36 * 8
         assert len(rows) == data["padding/real_rows/total"]
-        assert data["padding/actor/optimizer_steps/total"] == 4
+        # fast takes a step for as many rows as 9 prompts with a row a session have.
+        assert data["padding/actor/optimizer_steps/total"] == math.ceil(len(rows) / (9 * 8))
     assert "Error in _run_prompt" not in (run / "log").read_text()
     assert (run / "report.html").stat().st_size > 10_000

@@ -57,9 +57,15 @@ def test_a_loss_that_reads_another_name_is_refused(mode, loss, renamed, monkeypa
         check_loss_scaling("actor", partial(reads_another, **made.keywords))
 
 
-def test_a_loss_of_a_users_own_is_its_users():
+def test_a_loss_of_a_users_own_is_its_users(monkeypatch):
     check_loss_scaling("actor", partial(losses.sft_loss, config=None))
     check_loss_scaling("actor", print)
+
+    def no_number(**given):
+        return given["log_prob"].sum() * float("nan"), {}
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "vanilla", no_number)
+    check_loss_scaling("actor", policy_loss("token-mean", "vanilla"))
 
 
 @pytest.mark.parametrize(
