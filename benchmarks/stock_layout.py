@@ -3,7 +3,8 @@ a plan."""
 
 from collections.abc import Sequence
 
-import verl_padding.on_cpu  # noqa: F401  (before verl imports transformers, and by it torchvision)
+# Before verl imports transformers, and by it torchvision.
+import verl_padding.on_cpu  # noqa: F401
 from verl_padding.plan import padded_rows
 
 

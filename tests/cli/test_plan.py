@@ -113,8 +113,6 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     write_steps([step, made_step(update=1)], path)
     both = shown(path, *SHARING, *SHARED)
     assert both == "".join(one.replace("3.jsonl", f"3.jsonl, update {n}") for n in (0, 1))
-    write_steps([made_step(rows=[])], path)
-    assert "Record steps with padding.record=true." in refused(path, *SHARING, *SHARED)
 
 
 def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
