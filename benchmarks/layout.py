@@ -134,7 +134,7 @@ def slowest(rows_MDK: RowsMDK, tokens_R: Sequence[int]) -> tuple[float, float]:
         cost_DK = np.array([[cost_R[list(rows)].sum() for rows in rows_K] for rows_K in rows_DK])
         per_mini += cost_DK.sum(axis=1).max()
         per_micro += cost_DK.max(axis=0).sum()
-    return float(per_mini), float(per_micro)
+    return per_mini, per_micro
 
 
 def verl(job: BatchJob) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def planned(job: BatchJob, packer: str) -> tuple[float, float]:
 
 def five_figures(job: BatchJob) -> dict[str, Any]:
     """Each layout of a job, over the lower bound."""
-    bound = float(costs_of(job.tokens_R).sum()) / job.dp_size
+    bound = costs_of(job.tokens_R).sum() / job.dp_size
     found = {"verl": verl(job), "plan+verl": planned(job, "verl"), "plan": planned(job, "plan")}
     return {
         "job": f"{len(job.tokens_R)} rows, {job.dp_size} ranks, budget {job.token_budget}",
@@ -186,7 +186,7 @@ def main(keep: Keep = False) -> None:
     record = {
         clock: {
             "verl_over_plan": {"least": min(gain), "median": median(gain), "most": max(gain)},
-            "plan_is_slower": sum(each < 1 - ROUNDING for each in gain),
+            "plan_is_slower": int(sum(each < 1 - ROUNDING for each in gain)),
         }
         for clock, gain in gains.items()
     }
