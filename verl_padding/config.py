@@ -98,7 +98,7 @@ class PaddingConfig:
 
     @classmethod
     def from_section(cls, section: Any) -> Self:
-        """Reads ``config.padding``; a PaddingConfigError if it is not a mapping, or holds an unknown
+        """Reads ``config.padding``; a PaddingConfigError if it is not a mapping, or has an unknown
         key or a bad value."""
         if not isinstance(section, Mapping):
             why = "not a mapping, so the config group was not found"
