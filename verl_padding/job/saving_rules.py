@@ -20,7 +20,8 @@ from verl_padding.job.verl_losses import (
     ESTIMATORS,
     LOSS_MODE,
     POLICY_LOSSES,
-    losses_that,
+    READING_OLD_LOG_PROBS,
+    ZERO_WITHOUT_ADVANTAGE,
     verls_own,
 )
 from verl_padding.plan import STRATEGIES, Job
@@ -30,9 +31,9 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
     """What zero-advantage rows would add to an actor's update."""
-    actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
+    actor = ACTOR_SECTION
     why = "its gradient may not be 0 for an advantage of 0"
-    yield from _unless_one_of(config, LOSS_MODE, losses, why)
+    yield from _unless_one_of(config, LOSS_MODE, ZERO_WITHOUT_ADVANTAGE, why)
     for_all = (
         f"{CORRECTION}.rollout_is_batch_normalize",
         f"{actor}.use_kl_loss",
@@ -90,8 +91,8 @@ def old_log_prob_incompatibilities(
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
     # The workers see whether a loss of one of these names is verl's (worker/worker_rules.py).
     why = "it may read other results of the pass"
-    yield from _unless_one_of(config, LOSS_MODE, [*POLICY_LOSSES], why)
-    estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
+    yield from _unless_one_of(config, LOSS_MODE, POLICY_LOSSES, why)
+    estimators = [name for name in ESTIMATORS if name not in READING_OLD_LOG_PROBS]
     known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads old log-probs, or may")
 

@@ -19,7 +19,7 @@ from verl_padding.cli.doctor.keys import (
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
-from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.job.verl_losses import GROUPING
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.plural import plural
 
@@ -110,7 +110,7 @@ def _sizes(config: DictConfig) -> Iterator[Finding]:
 
 def _one_session(config: DictConfig) -> Iterator[Finding]:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if n == 1 and estimator in ESTIMATORS and ESTIMATORS[estimator].has_groups:
+    if n == 1 and estimator in GROUPING:
         why = f"algorithm.adv_estimator={estimator} compares the sessions of a prompt"
         yield warning("actor_rollout_ref.rollout.n", f"1: {why}. Raise it, or choose another.")
 
