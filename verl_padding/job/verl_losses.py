@@ -60,12 +60,8 @@ ESTIMATORS = (*WITHOUT_GROUPS, *GROUPING)
 def verls_own(names: Iterable[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:
     """Those of some names that still have verl's own function, not one that a user has registered
     in its place."""
-    functions = {str(name): function for name, function in registry.items()}
-    return [
-        name
-        for name in names
-        if name in functions and functions[name].__module__.startswith("verl.")
-    ]
+    own = {str(name) for name, each in registry.items() if each.__module__.startswith("verl.")}
+    return [name for name in names if name in own]
 
 
 def check_names(config: DictConfig) -> None:
