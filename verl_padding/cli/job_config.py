@@ -73,7 +73,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         meant = _what_was_meant(str(error), arguments.overrides)
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
-        if re.search(rf"\b{FLAG}\b|group override", why):
+        if re.search(rf"\b{FLAG}\b|group override|Multiple values", why):
             fix = f"Choose one of a group, such as {FLAGGED}."
         raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
     for setting, value in named.items():
@@ -87,7 +87,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
 
 def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
     """What to say in the place of Hydra's advice to append a key, which is right for none that is
-    misspelt, and to override a group, which command lines cannot."""
+    misspelt."""
     if found := re.search(r"Could not override '(\S+?)'", error):
         key = found[1]
         given = next(each for each in overrides if each.partition("=")[0] == key)
@@ -103,8 +103,4 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]
         fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW
         return f"{given}: verl and verl_padding have no such key. {fix}"
-    if found := re.search(r"Multiple values for (\S+)\. To", error):
-        group = found[1]
-        given = ", ".join(each for each in overrides if each.lstrip("+").startswith(f"{group}="))
-        return f"{given}: a job has one of them. Leave all but one out."
     return None

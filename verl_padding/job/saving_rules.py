@@ -62,20 +62,20 @@ def old_log_prob_incompatibilities(
         why = "a batch takes as many optimizer steps as its rows fill"
         others = " or ".join(name for name, each in STRATEGIES.items() if not each.has_own_steps)
         yield Incompatibility(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
+    actor = config.actor_rollout_ref.actor
     if steps > 1:
-        setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
-        size = OmegaConf.select(config, setting)
+        setting = f"{ACTOR_SECTION}.ppo_mini_batch_size={actor.ppo_mini_batch_size}"
         why = f"the second of {steps} optimizer steps needs old log-probs"
-        yield Incompatibility(f"{setting}={size}", why, f"Set it to {job.prompts}.")
+        yield Incompatibility(setting, why, f"Set it to {job.prompts}.")
     # From the second optimizer step on, the policy is not the one that the pass was of.
-    if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
+    if (epochs := actor.ppo_epochs) > 1:
         why = "the second epoch needs old log-probs"
         yield Incompatibility(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
     if local_updates > 1:
         setting = f"trainer.v1.{SEPARATE_ASYNC}.parameter_sync_step={local_updates}"
         why = "the second local update needs old log-probs"
         yield Incompatibility(setting, why, "Set it to 1.")
-    replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
+    replay = f"{ACTOR_SECTION}.{actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         why = "the pass records the routes that the update replays"
         yield Incompatibility(f"{replay}=R2", why, "Set it to R3 or disabled.")
