@@ -27,7 +27,6 @@ from verl_padding.job.misspelt_flag import FLAG
 from verl_padding.job.model_config import disable_remote_code_prompt
 
 FLAGGED = f"+{FLAG}=fast"
-FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
@@ -101,6 +100,8 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
             return f"{given}: the job does not ask for padding. Add {fix}."
         close = ends or get_close_matches(key, known, cutoff=0.7)
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]
-        fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW
+        fix = "Correct it, or put a + before a key that your own code reads."
+        if meant:
+            fix = f"Did you mean {' or '.join(meant)}?"
         return f"{given}: verl and verl_padding have no such key. {fix}"
     return None

@@ -64,8 +64,6 @@ VISION = {
     "num_position_embeddings": 64,
     "out_hidden_size": SIZES["hidden_size"],
     "patch_size": IMAGE_PATCH,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
     "deepstack_visual_indexes": [0],
 }
 
