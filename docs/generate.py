@@ -26,7 +26,7 @@ from typer.main import get_command  # noqa: E402
 
 from benchmarks.results_page import with_part  # noqa: E402
 from verl_padding.cli import app as commands  # noqa: E402
-from verl_padding.config import PaddingConfig, choices_by_setting  # noqa: E402
+from verl_padding.config import PaddingConfig  # noqa: E402
 
 PAGE = Path(__file__).parent / "reference.md"
 API = Path(__file__).parent / "api.rst.inc"
@@ -87,12 +87,11 @@ def default_of(field: Any) -> str:
 
 def settings() -> str:
     """The settings, one a line. Raises a KeyError for a field without a docstring."""
-    listed = choices_by_setting()
     hints, meaning = get_type_hints(PaddingConfig), meanings(PaddingConfig)
     lines = []
     for field in fields(PaddingConfig):
         name = field.name
-        takes = choices(Literal[listed[name]] if name in listed else hints[name])
+        takes = choices(hints[name])
         # Here, and nowhere else, the version of the checkout would have to be written anew.
         default = "`verl_padding`'s own" if name == "version" else default_of(field)
         lines.append(f"- `padding.{name}` (default {default}; takes {takes}): {meaning[name]}")

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 
-_HOME = {"plan_batch": "plan"} | dict.fromkeys(
-    ("real_rows", "strip", "upsample"), "pads.upsampling"
-)
-
 # An installed copy has configs and recipes in it, a checkout beside it. Without them, Python would
 # take those of the checkout that pip has installed: two trees in one process.
 _HERE = Path(__file__).parent
@@ -36,6 +32,7 @@ if not (_HERE / "configs").is_dir():
 def __getattr__(name: str) -> Any:
     # verl imports this package in every process, mostly for nothing but its hooks: the verbs bring
     # torch and verl.
-    if name in _HOME:
-        return getattr(import_module(f"verl_padding.{_HOME[name]}"), name)
+    if name in __all__:
+        home = "plan" if name == "plan_batch" else "pads.upsampling"
+        return getattr(import_module(f"verl_padding.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

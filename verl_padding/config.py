@@ -2,19 +2,19 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, StrictBool, ValidationError
+from pydantic.dataclasses import dataclass
 
 from verl_padding.errors import PaddingConfigError, suggestion
-from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
-from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
+from verl_padding.pads.field_kinds import FieldFormat
+from verl_padding.plan import STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
 
 logger = logging.getLogger(__name__)
 
-Denominator = Literal["rows", "nominal"]
 AUTO = "auto"
 """Value of a setting with which a job computes less: on where the job allows it
 (``job/savings.py``)."""
@@ -23,11 +23,11 @@ MIN_PAD_LENGTH = 2
 it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class PaddingConfig:
     """The settings of ``padding``: how batches are cut, and what pads look like."""
 
-    strategy: str = "prompt"
+    strategy: Literal["prompt", "rows", "lcm"] = "prompt"
     """What a mini-batch is made of. ``prompt``: an even share of the prompts, with all their rows.
     ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
     rollout.n rows, pads included, in as many optimizer steps as verl takes."""
@@ -35,7 +35,7 @@ class PaddingConfig:
     """Optimizer steps of a batch with ``prompt`` and ``rows``. ``configured``:
     data.train_batch_size / ppo_mini_batch_size. ``by_rows``: one per ppo_mini_batch_size x
     rollout.n rows, about as in verl; with ``prompt`` at most one per prompt."""
-    denominator: Denominator = "rows"
+    denominator: Literal["rows", "nominal"] = "rows"
     """What the seq-mean loss modes divide by. ``rows``: the mini-batch's rows with a trained token.
     ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
     weighting: Literal["row", "session"] = "row"
@@ -53,10 +53,10 @@ class PaddingConfig:
     """What an estimator compares a sample with. ``prompt``: the other samples of its prompt, as in
     verl. ``role``: those of the same role, which the agent loop puts into each row's
     ``extra_fields["role"]``; the estimator runs once per role."""
-    seed: int = 0
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
     """Seed of the planner's shuffle, at least 0, combined with the global step. Used only with
     ``actor.shuffle`` or ``critic.shuffle``."""
-    pad_length: int | Literal["auto"] = "auto"
+    pad_length: Annotated[int, Field(strict=True, ge=MIN_PAD_LENGTH)] | Literal["auto"] = "auto"
     """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the
     job's engines do not round up. Lengths that they would round up are refused."""
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
@@ -66,7 +66,7 @@ class PaddingConfig:
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
     """Kinds of your own fields, if neither verl nor their shapes determine them: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
-    cost_model: str = "attention"
+    cost_model: Literal["tokens", "attention"] = "attention"
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
     ``attention``: 24576 L + L^2, as in verl."""
     packer: Packer | Literal["auto"] = "verl"
@@ -83,35 +83,20 @@ class PaddingConfig:
     0. ``compute``: computes them, as verl does. ``skip``: does not compute them; steps,
     denominators and gradients stay the same. A loss in which such rows have a gradient is refused.
     ``auto``: ``skip`` if the loss allows it."""
-    recompute_old_log_probs: bool | Literal["auto"] = True
+    recompute_old_log_probs: StrictBool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused if something else reads them. ``auto``: no pass if nothing else does."""
-    record: bool = False
+    record: StrictBool = False
     """Whether a file per step has a line for each row, but not its text.
     ``verl-padding plan`` reads it."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in; do not set it."""
 
-    def __post_init__(self) -> None:
-        # Hydra hands over whatever the command line has, of any type.
-        for key, choices in choices_by_setting().items():
-            _check_unless_one_of(key, getattr(self, key), choices)
-        _check_unless_int_at_least("seed", self.seed, 0)
-        _check_unless_one_of("record", self.record, (True, False))
-        _check_unless_one_of(
-            "recompute_old_log_probs", self.recompute_old_log_probs, (True, False, AUTO)
-        )
-        if self.pad_length != "auto":
-            _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
-
     @classmethod
     def from_section(cls, section: Any) -> Self:
-        """Reads ``config.padding``; ``None`` (no such section) gives the defaults. Raises a
-        PaddingConfigError if the section is not a mapping, or holds an unknown key or a bad
-        value."""
-        if section is None:
-            return cls()
+        """Reads ``config.padding``; a PaddingConfigError if it is not a mapping, or has an unknown
+        key or a bad value."""
         if not isinstance(section, Mapping):
             why = "not a mapping, so the config group was not found"
             groups = ", ".join(f"+padding={name}" for name in ("fast", *STRATEGIES))
@@ -120,58 +105,24 @@ class PaddingConfig:
         values = {str(key): value for key, value in section.items()}
         if isinstance(sharing := values.get("sharing"), bool):
             values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                raise PaddingConfigError(
-                    f"padding.{key}={values[key]!r}: unknown key. {suggestion(key, known)}"
-                )
-        if "fields" in values:
-            values["fields"] = _read_fields(values["fields"])
+        if isinstance(fields := values.get("fields"), Mapping):
+            values["fields"] = {str(name): _with_kind(each) for name, each in fields.items()}
         if values.get("cost_model") == "model":
             values["cost_model"] = "attention"
             _warn_of_old("cost_model=model", "attention")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise PaddingConfigError(_first_refusal(error)) from None
 
 
-def choices_by_setting() -> dict[str, tuple[str, ...]]:
-    """Choices of each setting that takes one of several names and nothing else."""
-    found = {name: _names(kind) for name, kind in get_type_hints(PaddingConfig).items()}
-    found |= {"strategy": tuple(STRATEGIES), "cost_model": tuple(COST_MODELS)}
-    return {name: choices for name, choices in found.items() if choices}
-
-
-def _names(kind: Any) -> tuple[str, ...]:
-    """What a Literal takes, or a union of them; nothing for another type."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    parts = [_names(part) for part in get_args(kind)]
-    return tuple(chain.from_iterable(parts)) if all(parts) else ()
-
-
-def _read_fields(section: Any) -> dict[str, FieldFormat]:
-    """``padding.fields``: name -> kind, or name -> {kind: .., fill: ..}."""
-    if not isinstance(section, Mapping):
-        fix = "Name a field and its kind, for example +padding.fields.my_weights=response."
-        raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
-    # my_weights: response, or my_weights: {kind: response, fill: one}
-    fields = {}
-    for name, value in section.items():
-        parts = {"kind": None, "fill": Fill.ZERO.value}
-        parts |= value if isinstance(value, Mapping) else {"kind": value}
-        if "role" in parts:
-            parts["kind"] = parts.pop("role")
-            _warn_of_old(f"fields.{name}.role", "kind")
-        key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
-        if parts:
-            part, given = parts.popitem()
-            raise PaddingConfigError(
-                f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
-            )
-        _check_unless_one_of(key, kind, [each.value for each in Kind])
-        _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
-        fields[str(name)] = FieldFormat(Kind(kind), Fill(fill))
-    return fields
+def _with_kind(value: Any) -> dict[str, Any]:
+    """What ``padding.fields`` has of a field: ``response`` is short for ``{kind: response}``."""
+    parts = {"kind": None, **value} if isinstance(value, Mapping) else {"kind": value}
+    if "role" in parts:
+        parts["kind"] = parts.pop("role")
+        _warn_of_old("fields.<name>.role", "kind")
+    return parts
 
 
 def _warn_of_old(setting: str, new: str) -> None:
@@ -179,16 +130,16 @@ def _warn_of_old(setting: str, new: str) -> None:
     logger.warning("verl_padding: %s. Set %s.", what, new)
 
 
-def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
-    if value not in choices:
-        raise PaddingConfigError(
-            f"padding.{key}={value!r}: not a choice. {suggestion(str(value), map(str, choices))}"
-        )
-
-
-def _check_unless_int_at_least(key: str, value: object, least: int) -> None:
-    # bool is an int to Python, not to a user.
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingConfigError(
-            f"padding.{key}={value!r}: must be a whole number of at least {least}."
-        )
+def _first_refusal(error: ValidationError) -> str:
+    """What is wrong with one setting, in a line."""
+    first, *_ = errors = error.errors()
+    # A setting of several types has an error of each, whose place ends with the type's name.
+    depth = len(first["loc"]) if first["loc"][0] == "fields" else 1
+    place = first["loc"][:depth]
+    setting = f"padding.{'.'.join(map(str, place))}={first['input']!r}"
+    if first["type"] == "unexpected_keyword_argument":
+        known = PaddingConfig if depth == 1 else FieldFormat
+        return f"{setting}: unknown key. {suggestion(str(place[-1]), known.__dataclass_fields__)}"
+    needs = [each["msg"] for each in errors if each["loc"][:depth] == place]
+    what = " or ".join(need.removeprefix("Input should be ") for need in needs)
+    return f"{setting}: must be {what}."

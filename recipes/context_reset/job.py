@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_paths
 
@@ -35,7 +34,7 @@ def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
         f"data.train_files={train}",
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
-        *seed_overrides(seed),
+        f"data.seed={seed}",
     ]
 
 

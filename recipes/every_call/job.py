@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.recipes.every_call.make_data import write_doors
 
@@ -45,7 +44,7 @@ def tiny_job(
         f"data.train_files={train}",
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
-        *seed_overrides(seed),
+        f"data.seed={seed}",
         *(THINKING if thinking else ()),
     ]
 

@@ -40,7 +40,7 @@ def test_blank_lines_and_pads_are_no_rows():
         "prompt": "a key that a reward function logs",
     }
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
-    assert batch.rows.key_R == ("a_0_1", "b_0_0", "a_0_5")
+    assert batch.key_R == ("a_0_1", "b_0_0", "a_0_5")
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3: ")
 
 
@@ -74,7 +74,7 @@ def test_token_ids_that_are_none_are_refused(ids):
 @pytest.mark.parametrize("prompt", [None, True, 1.5, ["a"]])
 def test_a_prompt_is_named_by_a_text_or_a_whole_number(prompt):
     assert f"prompt={prompt!r}" in refusal({**ROW, "prompt": prompt})
-    assert read({**ROW, "prompt": 7}).rows.prompt_R == ("7",)
+    assert read({**ROW, "prompt": 7}).prompt_R == ("7",)
 
 
 def test_numbers_that_fit_no_memory_are_refused():
@@ -93,7 +93,7 @@ def test_rows_without_ids_take_no_memory_for_their_lengths():
 
 
 def shared(batch, *pairs):
-    return [batch.rows.tries.shared_among(np.array(pair))[1][1] for pair in pairs]
+    return [batch.tries.shared_among(np.array(pair))[1][1] for pair in pairs]
 
 
 def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
@@ -101,4 +101,4 @@ def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
     rows = [{"prompt": "a", "session": row, "token_ids": each} for row, each in enumerate(ids)]
     batch = read(*rows, ROW, {"prompt": "b", "session": 0, "token_ids": [1, 2]})
     assert shared(batch, (0, 1), (1, 2), (0, 2), (0, 3), (0, 4), (0, 5)) == [2, 2, 2, 0, 0, 0]
-    assert read(ROW, ROW).rows.tries is None
+    assert read(ROW, ROW).tries is None

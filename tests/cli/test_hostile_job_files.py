@@ -121,7 +121,7 @@ def test_a_dry_run_opens_no_model_calls_no_hook_and_reads_no_pickle(hostile, tmp
         config.skip[name].update(enable=True, dump_dir=str(hostile))
     for role in roles:
         config.actor_rollout_ref[role].profiler.enable = True
-    small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
+    small, _ = reduced(config, folder=tmp_path, attention="sdpa")
     assert "hdfs://" not in OmegaConf.to_yaml(small, resolve=True)
     assert small.skip.keys() == {"_target_", *pickles}
     assert not any(small.skip[name].enable for name in pickles)
@@ -129,7 +129,7 @@ def test_a_dry_run_opens_no_model_calls_no_hook_and_reads_no_pickle(hostile, tmp
     assert not any(small.actor_rollout_ref[role].profiler.enable for role in roles)
     config.data.val_files = [fetched_by_a_shell(hostile)]
     with pytest.raises(PaddingConfigError, match=r"^data\.val_files="):
-        reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
+        reduced(config, folder=tmp_path, attention="sdpa")
 
 
 def test_the_doctor_does_not_fetch_the_images_of_rows(hostile, job, monkeypatch):

@@ -18,7 +18,7 @@ FSDP_OF_MEGATRON = "actor_rollout_ref.actor.fsdp_config.param_offload=true"
         (("padding=rows",), r"\+padding=rows"),
         (("+padding=true",), r"\+padding=fast"),
         (("++padding=fast",), "force-add"),
-        ((FLAG, "+padding=fast"), r"\+padding=prompt, \+padding=fast"),
+        ((FLAG, "+padding=fast"), "Multiple values for padding.* Choose one of a group"),
         (("data.max_prompt_lenght=64",), "data.max_prompt_length"),
         (("ppo_mini_batch_size=4",), "actor_rollout_ref.actor.ppo_mini_batch_size"),
         (("+padding=fst",), "lcm"),

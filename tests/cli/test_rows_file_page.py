@@ -30,9 +30,9 @@ def test_the_rows_of_the_page_are_read_as_it_says():
         )
         for text in TEXTS[:2]
     )
-    assert lengths.rows.tokens_R == (512, 400, 5, 7)
-    assert lengths.rows.tries.shared_R.tolist() == [0, 0, 5, 0]
-    assert dump.rows.prompt_R == ("7f3a",)
+    assert lengths.tokens_R == (512, 400, 5, 7)
+    assert lengths.tries.shared_R.tolist() == [0, 0, 5, 0]
+    assert dump.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
     assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys()
@@ -50,7 +50,7 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
     traces = [json.dumps({"messages": messages}) for messages in told]
     lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
-    rows = read_rows(lines, name="page", tokenize=None).rows
+    rows = read_rows(lines, name="page", tokenize=None)
     # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline,
     # the text, a marker.
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)

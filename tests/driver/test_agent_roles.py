@@ -10,11 +10,10 @@ from tests.support.rows_in_queue import PARTITION, put_rows, read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.agent_roles import parts_by_role
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.job.verl_losses import GROUPING
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
-GROUPING = sorted(name for name, each in ESTIMATORS.items() if each.has_groups)
 ROLES = {
     "a_0_0": "sub",
     "a_0_1": "sub",

@@ -20,10 +20,10 @@ from tests.support.losses_on_rows import (
     run_as_verl_does,
 )
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.job.verl_losses import losses_that
+from verl_padding.job.verl_losses import ZERO_WITHOUT_ADVANTAGE
 from verl_padding.worker.losses import RealRowsLoss
 
-MULTIPLIED = losses_that(lambda loss: loss.is_zero_without_advantage)
+MULTIPLIED = ZERO_WITHOUT_ADVANTAGE
 IDLE = (1, 3)
 ALL, WITHOUT = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]], [[[0], [2, PAD]], [[4, PAD], [PAD]]]
 EACH_MODE = pytest.mark.parametrize("mode", MODES)

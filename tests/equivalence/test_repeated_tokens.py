@@ -12,14 +12,13 @@ from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_v
 from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.split_sessions import sessions, split
 from tests.support.tolerance import RELATIVE_FLOAT64
-from verl_padding.job.verl_losses import losses_that
+from verl_padding.job.verl_losses import MEANS_OVER_ROWS, NOT_SUMS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.worker.losses import RealRowsLoss
 
-OF_SEQUENCES = {"gspo"} | set(losses_that(lambda loss: loss.is_mean_over_rows))
+OF_SEQUENCES = {"gspo", *MEANS_OVER_ROWS}
 """Losses whose ratio is that of a row, so that a session's pieces have others than the whole."""
-NOT_SUMS = set(losses_that(lambda loss: not loss.is_sum))
 DRAWN = ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "output")
 
 
@@ -66,7 +65,7 @@ def gradients(loss, mode, rows, masks):
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - OF_SEQUENCES - NOT_SUMS))
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - OF_SEQUENCES - set(NOT_SUMS)))
 @settings(max_examples=5)
 @given(data=st.data(), mode=st.sampled_from(MODES))
 def test_the_gradient_is_that_of_tokens_that_stand_once(name, data, mode):

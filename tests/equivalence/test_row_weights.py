@@ -35,11 +35,10 @@ from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.job.loss_weightings import loss_weighting
-from verl_padding.job.verl_losses import losses_that
+from verl_padding.job.verl_losses import MEANS_OVER_ROWS
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.worker.losses import RealRowsLoss, scale_gradient
 
-MEANS_OVER_ROWS = losses_that(lambda loss: loss.is_mean_over_rows)
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
 KEYS = [
     "a_0_0",

@@ -31,7 +31,7 @@ from tests.support.losses_on_rows import (
     policy_loss,
 )
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.job.verl_losses import losses_that
+from verl_padding.job.verl_losses import MEANS_OVER_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
@@ -120,7 +120,7 @@ def assert_same_gradients(got, want, tolerance=RELATIVE_FLOAT64):
     assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
 
 
-OF_ITS_OWN = ("vanilla", *losses_that(lambda loss: loss.is_mean_over_rows))
+OF_ITS_OWN = ("vanilla", *MEANS_OVER_ROWS)
 """Losses that take what their rows are divided by in a way of their own, and one of those that do
 not."""
 LOSSES = [

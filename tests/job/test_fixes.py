@@ -66,7 +66,8 @@ def followed(refusal, overrides):
     if found := re.match(r"Set ([\w.]+)=([\w.]+)|Set (?!it )([\w.]+) to (?!its)(\w+)", fix):
         setting, value = filter(None, found.groups())
     else:
-        found = re.match(r"(?:Set it to|Choose one of|Choose|Choices:|Did you mean) ([\w.]+)", fix)
+        leads = r"Set it to |Choose one of |Choose |Did you mean |\S+: must be '"
+        found = re.match(rf"(?:{leads})([\w.]+)", fix)
         assert found, refusal
         value = found[1]
     left = {key: old for key, old in overrides.items() if key.lstrip("+") != setting}

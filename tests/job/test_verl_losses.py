@@ -1,5 +1,4 @@
-"""The table of verl's losses and estimators has a line for each that verl registers, and no
-other."""
+"""Of verl's losses and estimators, each that verl registers is known, and no other."""
 
 from inspect import signature
 
@@ -18,15 +17,18 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.verl_losses import (
     ESTIMATOR,
     ESTIMATORS,
+    GROUPING,
     LOSS_MODE,
+    OF_TWO_SAMPLES,
     POLICY_LOSSES,
+    WHITENING,
     check_names,
     verls_own,
 )
 
 
-def test_each_loss_and_estimator_that_verl_registers_has_its_line():
-    """What the lines say is computed by tests/equivalence."""
+def test_each_loss_and_estimator_that_verl_registers_is_known():
+    """Their properties are computed by tests/equivalence."""
     for table, registry in (
         (POLICY_LOSSES, POLICY_LOSS_REGISTRY),
         (ESTIMATORS, ADV_ESTIMATOR_REGISTRY),
@@ -40,14 +42,12 @@ def test_each_loss_and_estimator_that_verl_registers_has_its_line():
 
 
 def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():
-    for name, line in ESTIMATORS.items():
-        assert line.has_groups == ("index" in signature(ADV_ESTIMATOR_REGISTRY[name]).parameters)
+    for name in ESTIMATORS:
+        assert (name in GROUPING) == ("index" in signature(ADV_ESTIMATOR_REGISTRY[name]).parameters)
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - VERLS_LIMITS.keys()))
-def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
-    line = ESTIMATORS[name]
-
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - VERLS_LIMITS.keys()))
+def test_an_estimator_raises_on_the_few_samples_that_are_named(name):
     def raises(mask):
         masks = torch.tensor(mask)
         fields = {"response_mask": masks, "values": masks * 0.5, "token_level_rewards": masks * 1.0}
@@ -70,12 +70,12 @@ def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
         assert torch.equal(estimated["advantages"], found["advantages"])
         return False
 
-    assert raises([[1, 0], [0, 0]]) == line.whitens
-    assert raises([[1, 1]]) == line.needs_two_samples
+    assert raises([[1, 0], [0, 0]]) == (name in WHITENING)
+    assert raises([[1, 1]]) == (name in OF_TWO_SAMPLES)
     assert not raises([[1, 1], [1, 0]])
 
 
-def test_one_of_verls_that_has_no_line_is_refused_and_a_users_own_is_not(monkeypatch):
+def test_one_of_verls_that_is_not_known_is_refused_and_a_users_own_is_not(monkeypatch):
     for setting, registry in (
         (LOSS_MODE, POLICY_LOSS_REGISTRY),
         (ESTIMATOR, ADV_ESTIMATOR_REGISTRY),

@@ -49,7 +49,7 @@ def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own, t
     job = [each for each in own.overrides(*mine) if each != "+local=cpu"]
     config = compose_job(JobArguments(overrides=tuple(job)))
     before = OmegaConf.to_yaml(config)
-    small, left_out = reduced(config, model=tmp_path / "model", folder=tmp_path)
+    small, left_out = reduced(config, folder=tmp_path, attention="sdpa")
     check_job(small)
     assert OmegaConf.to_yaml(config) == before
     assert (small.actor_rollout_ref.actor.clip_ratio, small.padding.strategy) == (0.3, "rows")
@@ -62,6 +62,6 @@ def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own, t
 def test_a_reduced_job_has_no_servers(own, tmp_path):
     job = ["reward.reward_model.enable=true", "critic.model.path=/another/model"]
     config = compose_job(JobArguments(overrides=tuple(own.overrides(*job))))
-    small, left_out = reduced(config, model=tmp_path, folder=tmp_path)
+    small, left_out = reduced(config, folder=tmp_path, attention="sdpa")
     assert not small.reward.reward_model.enable
     assert [each for each in ("reward_model", "critic") if each not in " ".join(left_out)] == []

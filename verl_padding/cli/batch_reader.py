@@ -1,11 +1,11 @@
 """Reads batches of rows: of a file of rows, of a recorded step, or of verl's rollout dump."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,26 +19,13 @@ from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms'
 Tokenize = Callable[[str], Sequence[int]]
 """The token ids of a text."""
+Row = tuple[str, Any, np.ndarray]
+"""Key, tokens (``Rows`` refuses what is not a whole number), and token ids; of a row by its length
+one id, below 0, that no other row has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileBatch:
-    """The batch of a file."""
-
-    name: str
-    rows: Rows
-
-
-class _Row(NamedTuple):
-    """A row as a file has it."""
-
-    key: str
-    tokens: Any  # `Rows` refuses what is not a whole number
-    ids: np.ndarray | None = None
-
-
-def read_batches(path: Path, tokenize: Tokenize | None) -> list[FileBatch]:
-    """Reads a file: a batch, or one for each local update of a recorded step.
+def read_batches(path: Path, tokenize: Tokenize | None) -> Iterator[tuple[str, Rows]]:
+    """Reads a file: a batch with its name, or one for each local update of a recorded step.
 
     Args:
         tokenize: see :func:`read_rows`.
@@ -47,14 +34,15 @@ def read_batches(path: Path, tokenize: Tokenize | None) -> list[FileBatch]:
     first = next(lines, b"")
     lines = chain([first], lines)
     if not begins_step(first):
-        return [read_rows(lines, name=name, tokenize=tokenize)]
+        yield name, read_rows(lines, name=name, tokenize=tokenize)
+        return
     updates = parse_steps(lines, name)
-    if len(updates) == 1:
-        return [_recorded_batch(updates[0], name)]
-    return [_recorded_batch(update, f"{name}, update {update.update}") for update in updates]
+    for update in updates:
+        own = f"{name}, update {update.update}" if len(updates) > 1 else name
+        yield own, _recorded_rows(update, own)
 
 
-def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
+def _recorded_rows(update: RecordedStep, name: str) -> Rows:
     # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
     # short one with trained tokens.
     dropped = sorted(
@@ -62,16 +50,15 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
         key=lambda row: (not row.trained_tokens, row.tokens),
     )
     with as_data_error(name, "a step with its rows", "Record steps with padding.record=true"):
-        rows = Rows.from_keys(
+        return Rows.from_keys(
             update.keys,
             [row.tokens for row in update.rows],
             tries=update.tries(),
             zero_advantage=[row.row for row in dropped],
         )
-    return FileBatch(name=name, rows=rows)
 
 
-def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -> FileBatch:
+def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -> Rows:
     """Reads one JSON object per line; docs/reference.md has its forms.
 
     Args:
@@ -81,7 +68,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: list[_Row] = []
+    found: list[Row] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -92,42 +79,32 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
             elif not entry["uid"].startswith(PAD_UID_PREFIX):
                 found.append(_dumped_row(entry, tokenize))
     with as_data_error(name, "a batch", FORMS):
-        rows = _batch(found)
-    return FileBatch(name=name, rows=rows)
+        if not found:
+            raise PlanError("it holds no row")
+        keys, tokens_R, ids_R = zip(*found, strict=True)
+        rows = Rows.from_keys(keys, tokens_R)
+        if all(ids[0] < 0 for ids in ids_R):
+            return rows
+        # What those of a prompt begin with alike.
+        tries = PrefixTries.from_tokens(ids_R, rows.prompt_R)
+        return replace(rows, tries=replace(tries, tokens_R=np.array(rows.tokens_R)))
 
 
-def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
+def _row_of_lengths(entry: Mapping[str, Any], line: int) -> Row:
     if type(prompt := entry["prompt"]) not in (str, int):
         raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
     # The number of the line makes the key unique.
     key = row_key(prompt, entry["session"], line)
     if "token_ids" not in entry:
-        return _Row(key, entry["tokens"])
+        return key, entry["tokens"], np.array([-line])
     ids = np.array(entry["token_ids"])
     if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
         raise ValueError("token ids are whole numbers from 0")
-    return _Row(key, len(ids), ids)
+    return key, len(ids), ids
 
 
-def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:
+def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> Row:
     if tokenize is None:
         raise ValueError("a rollout dump has texts: name the model's tokenizer with --tokenizer")
     ids = np.array([*tokenize(entry["input"]), *tokenize(entry["output"])] or [0])
-    return _Row(entry["uid"], len(ids), ids)
-
-
-def _batch(found: Sequence[_Row]) -> Rows:
-    """The rows, and what those of a prompt begin with alike by their token ids."""
-    if not found:
-        raise PlanError("it holds no row")
-    rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found])
-    if all(row.ids is None for row in found):
-        return rows
-    # A row without ids shares nothing: its stand-in is no token of another row.
-    stand_in_R = np.arange(-len(found), 0)[:, None]
-    ids_R = [
-        stand_in if row.ids is None else row.ids
-        for row, stand_in in zip(found, stand_in_R, strict=True)
-    ]
-    tries = PrefixTries.from_tokens(ids_R, rows.prompt_R)
-    return replace(rows, tries=replace(tries, tokens_R=np.array(rows.tokens_R)))
+    return entry["uid"], len(ids), ids

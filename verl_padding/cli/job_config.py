@@ -27,7 +27,6 @@ from verl_padding.job.misspelt_flag import FLAG
 from verl_padding.job.model_config import disable_remote_code_prompt
 
 FLAGGED = f"+{FLAG}=fast"
-FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         meant = _what_was_meant(str(error), arguments.overrides)
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
-        if re.search(rf"\b{FLAG}\b|group override", why):
+        if re.search(rf"\b{FLAG}\b|group override|Multiple values", why):
             fix = f"Choose one of a group, such as {FLAGGED}."
         raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
     for setting, value in named.items():
@@ -87,7 +86,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
 
 def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
     """What to say in the place of Hydra's advice to append a key, which is right for none that is
-    misspelt, and to override a group, which command lines cannot."""
+    misspelt."""
     if found := re.search(r"Could not override '(\S+?)'", error):
         key = found[1]
         given = next(each for each in overrides if each.partition("=")[0] == key)
@@ -101,10 +100,8 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
             return f"{given}: the job does not ask for padding. Add {fix}."
         close = ends or get_close_matches(key, known, cutoff=0.7)
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]
-        fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW
+        fix = "Correct it, or put a + before a key that your own code reads."
+        if meant:
+            fix = f"Did you mean {' or '.join(meant)}?"
         return f"{given}: verl and verl_padding have no such key. {fix}"
-    if found := re.search(r"Multiple values for (\S+)\. To", error):
-        group = found[1]
-        given = ", ".join(each for each in overrides if each.lstrip("+").startswith(f"{group}="))
-        return f"{given}: a job has one of them. Leave all but one out."
     return None

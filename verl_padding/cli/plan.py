@@ -1,7 +1,7 @@
 """The command ``verl-padding plan``: shows the plan of batches without training on them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas
 import typer
 
-from verl_padding.cli.batch_reader import FileBatch, Tokenize, read_batches
+from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.model_config import disable_remote_code_prompt
-from verl_padding.plan import BatchPlan, Job, plan_batch
+from verl_padding.plan import BatchPlan, Job, Rows, plan_batch
 from verl_padding.plan.call_costs import mini_batch_costs
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.planner import costs_of
@@ -56,16 +56,6 @@ def job_to_plan(arguments: JobArguments, **sizes: int | None) -> Job:
         return check_job(config).planner_job()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedBatch:
-    """The batch of a file, and its plan."""
-
-    batch: FileBatch
-    job: Job
-    """With as many prompts as the batch has, rounded up to whole mini-batches."""
-    plan: BatchPlan
-
-
 def show_plan(path: Path, job: Job, *, tokenizer: str | None) -> None:
     """Plans the rows of a file and prints the plans on standard output, notes on standard error.
 
@@ -79,21 +69,17 @@ def show_plan(path: Path, job: Job, *, tokenizer: str | None) -> None:
     """
     tokenize = None if tokenizer is None else _load_tokenizer(tokenizer)
     # All before anything is printed: a refused command prints only its refusal.
-    planned = [plan_file_batch(batch, job) for batch in read_batches(path, tokenize)]
-    # Once, where many batches have it.
-    for note in dict.fromkeys(note for each in planned for note in plan_notes(each)):
-        typer.echo(note, err=True)
-    for each in planned:
-        _print_table(each)
-
-
-def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
-    """Plans a batch, as of a job whose data loader gives its number of prompts; a PlanError if it
-    cannot be planned."""
     # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
     multiple = lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
-    job = replace(job, prompts=up_to_multiple(len(set(batch.rows.prompt_R)), multiple))
-    return PlannedBatch(batch=batch, job=job, plan=plan_batch(batch.rows, job))
+    planned: list[tuple[str, Rows, Job, BatchPlan]] = []
+    for name, rows in read_batches(path, tokenize):
+        own = replace(job, prompts=up_to_multiple(len(set(rows.prompt_R)), multiple))
+        planned.append((name, rows, own, plan_batch(rows, own)))
+    # Once, where many batches have it.
+    for note in dict.fromkeys(note for each in planned for note in plan_notes(*each[1:])):
+        typer.echo(note, err=True)
+    for each in planned:
+        _print_table(*each)
 
 
 def _load_tokenizer(name: str) -> Tokenize:
@@ -107,9 +93,9 @@ def _load_tokenizer(name: str) -> Tokenize:
     return partial(tokenizer.encode, add_special_tokens=False)
 
 
-def plan_notes(planned: PlannedBatch) -> Iterator[str]:
+def plan_notes(rows: Rows, job: Job, plan: BatchPlan) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
-    job, update, rows = planned.job, planned.job.updates[ACTOR], planned.batch.rows
+    update = job.updates[ACTOR]
     if job.sharing != "off" and rows.tries is None:
         yield "padding.sharing=on: nothing is shared. Give rows token_ids, or take recorded steps."
     prompts = len(set(rows.prompt_R))
@@ -122,16 +108,15 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
         tokens = sum(rows.tokens_R[row] for row in rows.zero_advantage) / sum(rows.tokens_R)
         share = f"{len(rows.zero_advantage)} of {plural(len(rows), 'row')}"
         yield f"{share}, {tokens:.1%} of the tokens, have an advantage of 0, or no trained token."
-    yield from planned.plan.warnings
+    yield from plan.warnings
 
 
-def _print_table(planned: PlannedBatch) -> None:
+def _print_table(name: str, rows: Rows, job: Job, plan: BatchPlan) -> None:
     """Prints a line for each optimizer step of the actor."""
-    rows, job, layout = planned.batch.rows, planned.job, planned.plan.layouts[ACTOR]
+    layout, update = plan.layouts[ACTOR], job.updates[ACTOR]
     settings = ", ".join(f"{name} {getattr(job, name)}" for name in SETTINGS)
-    name, ranks = Path(planned.batch.name).name, plural(layout.dp_size, "rank")
-    typer.echo(f"{name}: {ranks}, {settings}")
-    update, is_cut = job.updates[ACTOR], layout.cut_by != "verl"
+    typer.echo(f"{Path(name).name}: {plural(layout.dp_size, 'rank')}, {settings}")
+    is_cut = layout.cut_by != "verl"
     steps = mini_batch_costs(layout.rows_MDK, costs_of(rows, job, update))
     table = pandas.DataFrame(steps)
     table.loc["all"] = table.sum()

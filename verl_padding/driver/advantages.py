@@ -20,7 +20,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.job.incompatibility import refuse
-from verl_padding.job.verl_losses import ESTIMATORS, Estimator
+from verl_padding.job.verl_losses import OF_TWO_SAMPLES, WHITENING
 from verl_padding.pads.queue import KVBatchMeta, jagged, put_columns, read_fields
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import MASK, number_tokens
@@ -166,19 +166,19 @@ def estimate(fields: TensorDict, keys: Sequence[str], algorithm: DictConfig) -> 
     # What verl's trainer hands its estimators.
     settings = {name: algorithm[name] for name in ("gamma", "lam")} | {"config": algorithm}
     settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
-    estimator = ESTIMATORS.get(algorithm.adv_estimator, Estimator())
     uids = np.array(list(map(uid_of_key, keys)), dtype=object)
     # verl's estimators take samples padded to the longest.
     samples = DataProto(batch=fields.to_padded_tensor(), non_tensor_batch={"uid": uids})
+    estimator = algorithm.adv_estimator
     mask = samples.batch[MASK]
     found = {name: torch.zeros_like(samples.batch[REWARDS]) for name in RESULTS}
-    parts = [(np.ones(len(mask), dtype=np.bool_), algorithm.adv_estimator)]
-    if estimator.whitens and mask.sum() <= 1:
+    parts = [(np.ones(len(mask), dtype=np.bool_), estimator)]
+    if estimator in WHITENING and mask.sum() <= 1:
         parts = []
-    elif estimator.needs_two_samples:
+    elif estimator in OF_TWO_SAMPLES:
         _, prompt_S, counts = np.unique(uids, return_inverse=True, return_counts=True)
         is_alone_S = counts[prompt_S] == 1
-        parts = [(is_alone_S, "grpo"), (~is_alone_S, algorithm.adv_estimator)]
+        parts = [(is_alone_S, "grpo"), (~is_alone_S, estimator)]
     for some_S, name in parts:
         if not some_S.any():
             continue

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.incompatibility import refuse
-from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.job.verl_losses import WITHOUT_GROUPS
 from verl_padding.pads.queue import KVBatchMeta, read_extra_fields, select_rows
 from verl_padding.plan.row_keys import rows_by_name
 
@@ -22,7 +22,7 @@ ROLE = "role"
 def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses a baseline of roles for an estimator that has none."""
     name = config.algorithm.adv_estimator
-    if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
+    if padding.baseline == "role" and name in WITHOUT_GROUPS:
         why = f"algorithm.adv_estimator={name} does not compare the sessions of a prompt"
         refuse("padding.baseline='role'", why, "Set it to prompt, or use such an estimator (grpo).")
 

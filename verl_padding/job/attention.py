@@ -25,17 +25,11 @@ def use_torch_attention(config: DictConfig) -> None:
     # With the package kernels, transformers fetches flash-attn from its hub.
     if config.trainer.device != "cuda" or find_spec("flash_attn") or find_spec("kernels"):
         return
-    changed = []
     for model, section in {ACTOR_MODEL: ACTOR_SECTION, CRITIC_MODEL: "critic"}.items():
         setting = f"{model}.override_config.attn_implementation"
         is_fsdp = OmegaConf.select(config, f"{section}.strategy") in FSDP
         if is_fsdp and OmegaConf.select(config, setting, default=FLASH_ATTN) == FLASH_ATTN:
             with open_dict(config):
                 OmegaConf.update(config, setting, "sdpa", force_add=True)
-            changed.append(setting)
-    if changed:
-        logger.warning(
-            "verl_padding: flash-attn is not installed, so torch's own kernel attends to packed "
-            "rows (%s=sdpa)",
-            " and ".join(changed),
-        )
+            why = "flash-attn is not installed, so torch's own kernel attends to packed rows"
+            logger.warning("verl_padding: %s (%s=sdpa)", why, setting)

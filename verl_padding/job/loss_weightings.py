@@ -6,7 +6,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
-from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, POLICY_LOSSES, PolicyLoss
+from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, MEANS_OVER_ROWS, NOT_SUMS
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 CORRECTION = f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
@@ -50,7 +50,7 @@ def packing_incompatibility(config: DictConfig) -> Incompatibility | None:
     """
     loss = OmegaConf.select(config, LOSS_MODE)
     normalize = f"{CORRECTION}.rollout_is_batch_normalize"
-    if not POLICY_LOSSES.get(loss, PolicyLoss()).is_sum:  # verl refuses one that it does not know
+    if loss in NOT_SUMS:
         why = "it selects tokens across a micro-batch"
         return Incompatibility(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
     if loss == BYPASS and OmegaConf.select(config, normalize):
@@ -67,7 +67,7 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
     if incompatibility := packing_incompatibility(config):
         why = str(incompatibility).removesuffix(".")
-    elif POLICY_LOSSES.get(loss, PolicyLoss()).is_mean_over_rows and is_sum_of_tokens:
+    elif loss in MEANS_OVER_ROWS and is_sum_of_tokens:
         why = (
             f"{LOSS_MODE}={loss} is a mean over rows, and {ACTOR_SECTION}.loss_agg_mode={mode} one "
             f"over tokens. Choose {MEAN_OF_TOKENS}"

@@ -124,11 +124,6 @@ class RoleEngine:
         return int(size or 1)
 
     @property
-    def sequence_parallel_size(self) -> int:
-        """Ranks that share a row; verl multiplies the token budget of a GPU by their number."""
-        return self.size(next(iter(PARALLEL_SIZES[self.strategy])))
-
-    @property
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
         # Of 16 GPUs, of which 2 share a row by tensor and 2 by pipeline, 4 have their own rows.
@@ -159,7 +154,7 @@ class RoleEngine:
             refuse(f"{self.settings[name]}=None", why, "Set it.")
         if not config.use_dynamic_bsz:
             return fields | {"micro_batch_rows": int(size)}
-        budget = int(size) * self.sequence_parallel_size
+        budget = int(size) * self.size(next(iter(PARALLEL_SIZES[self.strategy])))
         return fields | {"token_budget": budget, "budget_setting": self.settings[name]}
 
     @property

@@ -20,7 +20,8 @@ from verl_padding.job.verl_losses import (
     ESTIMATORS,
     LOSS_MODE,
     POLICY_LOSSES,
-    losses_that,
+    READING_OLD_LOG_PROBS,
+    ZERO_WITHOUT_ADVANTAGE,
     verls_own,
 )
 from verl_padding.plan import STRATEGIES, Job
@@ -30,14 +31,13 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
     """What zero-advantage rows would add to an actor's update."""
-    actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     why = "its gradient may not be 0 for an advantage of 0"
-    yield from _unless_one_of(config, LOSS_MODE, losses, why)
+    yield from _unless_one_of(config, LOSS_MODE, ZERO_WITHOUT_ADVANTAGE, why)
     for_all = (
         f"{CORRECTION}.rollout_is_batch_normalize",
-        f"{actor}.use_kl_loss",
-        f"{actor}.entropy_coeff",
-        f"{actor}.calculate_entropy",
+        f"{ACTOR_SECTION}.use_kl_loss",
+        f"{ACTOR_SECTION}.entropy_coeff",
+        f"{ACTOR_SECTION}.calculate_entropy",
         "distillation.enabled",
     )
     yield from _if_set(config, for_all, "zero-advantage rows count in it")
@@ -62,20 +62,20 @@ def old_log_prob_incompatibilities(
         why = "a batch takes as many optimizer steps as its rows fill"
         others = " or ".join(name for name, each in STRATEGIES.items() if not each.has_own_steps)
         yield Incompatibility(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
+    actor = config.actor_rollout_ref.actor
     if steps > 1:
-        setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
-        size = OmegaConf.select(config, setting)
+        setting = f"{ACTOR_SECTION}.ppo_mini_batch_size={actor.ppo_mini_batch_size}"
         why = f"the second of {steps} optimizer steps needs old log-probs"
-        yield Incompatibility(f"{setting}={size}", why, f"Set it to {job.prompts}.")
+        yield Incompatibility(setting, why, f"Set it to {job.prompts}.")
     # From the second optimizer step on, the policy is not the one that the pass was of.
-    if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
+    if (epochs := actor.ppo_epochs) > 1:
         why = "the second epoch needs old log-probs"
         yield Incompatibility(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
     if local_updates > 1:
         setting = f"trainer.v1.{SEPARATE_ASYNC}.parameter_sync_step={local_updates}"
         why = "the second local update needs old log-probs"
         yield Incompatibility(setting, why, "Set it to 1.")
-    replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
+    replay = f"{ACTOR_SECTION}.{actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         why = "the pass records the routes that the update replays"
         yield Incompatibility(f"{replay}=R2", why, "Set it to R3 or disabled.")
@@ -90,8 +90,8 @@ def old_log_prob_incompatibilities(
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
     # The workers see whether a loss of one of these names is verl's (worker/worker_check.py).
     why = "it may read other results of the pass"
-    yield from _unless_one_of(config, LOSS_MODE, [*POLICY_LOSSES], why)
-    estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
+    yield from _unless_one_of(config, LOSS_MODE, POLICY_LOSSES, why)
+    estimators = [name for name in ESTIMATORS if name not in READING_OLD_LOG_PROBS]
     known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads old log-probs, or may")
 

@@ -71,9 +71,11 @@ FACTS = (
     # Mini-batches and passes would not be the plan's, the learning rate would not change, or a
     # reference would have its adapter.
     Fact(WORKERS, "TrainingWorker.train_mini_batch", ("'epochs'", "dataloader_kwargs=")),
-    Fact(WORKERS, "TrainingWorker.train_batch", ("self.engine.train_batch(",)),
-    Fact(WORKERS, "TrainingWorker.train_batch", ("'update_lr_scheduler'",)),
-    Fact(WORKERS, "TrainingWorker.train_batch", ("self.engine.lr_scheduler_step(",)),
+    Fact(
+        WORKERS,
+        "TrainingWorker.train_batch",
+        ("self.engine.train_batch(", "'update_lr_scheduler'", "self.engine.lr_scheduler_step("),
+    ),
     Fact(WORKERS, "TrainingWorker.infer_batch", ("self.engine.infer_batch(", "'no_lora_adapter'")),
     # Pads, or rows of other mini-batches, would count in the denominators.
     Fact("workers/utils/losses.py", "ppo_loss", DENOMINATORS),
@@ -84,8 +86,11 @@ FACTS = (
     # Workers would have verl's own engines, losses would see pads, and micro-batches would not be
     # the plan's.
     Fact(f"{ENGINES}/base.py", "EngineRegistry.get_engine_cls", (f"'{VARIABLE}'",)),
-    Fact(f"{ENGINES}/base.py", "BaseEngine.train_batch", ("self.forward_backward_batch(",)),
-    Fact(f"{ENGINES}/base.py", "BaseEngine.train_batch", ("self.optimizer_step(",)),
+    Fact(
+        f"{ENGINES}/base.py",
+        "BaseEngine.train_batch",
+        ("self.forward_backward_batch(", "self.optimizer_step("),
+    ),
     Fact(f"{ENGINES}/base.py", "BaseEngine.infer_batch", ("self.forward_backward_batch(",)),
     *(
         Fact(

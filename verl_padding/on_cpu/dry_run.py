@@ -86,7 +86,7 @@ def run_step(
             f"{MODEL}.path={path}: no small model can be made from it ({why}). Correct it.",
             traceback.format_exc(limit=-FRAMES),
         ) from error
-    small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)
+    small, left_out = reduced(config, folder=folder, attention=attention)
     code = _run_job(small, folder, timeout_s, replies)
     log = (folder / LOG).read_text()
     steps = [data for _, data in read_metrics(folder)]
@@ -152,8 +152,8 @@ def describe_step(step: Mapping[str, float]) -> str:
     line = ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
     if step.get(GRAD_NORM) == 0:
         line += (
-            ". All gradients are zero, so losses were run but not tested: no row has an advantage, "
-            "as if all replies to a prompt earn the same. Give some that earn more by --reply."
+            ". All gradients are zero, so losses were not tested, as if all replies to a prompt "
+            "earn the same. Give some that earn more by --reply."
         )
     return line
 

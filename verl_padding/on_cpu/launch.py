@@ -78,14 +78,16 @@ def run_command(
         stdin.close()
 
     seconds = timeout_s or threading.TIMEOUT_MAX
-    limit = _call_after(START_S if timed_from else seconds, end)
+    limit = threading.Timer(START_S if timed_from else seconds, end)
+    limit.start()
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
                 if timed_from and timed_from in line:
                     limit.cancel()
-                    timed_from, limit = None, _call_after(seconds, end)
+                    timed_from, limit = None, threading.Timer(seconds, end)
+                    limit.start()
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
@@ -96,13 +98,6 @@ def run_command(
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
     return TIMED_OUT if is_over.is_set() else code
-
-
-def _call_after(seconds: float, function: Callable[[], object]) -> threading.Timer:
-    timer = threading.Timer(seconds, function)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> subprocess.Popen[str]:
@@ -137,7 +132,6 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "HYDRA_FULL_ERROR": "1",
         "TMPDIR": str(scratch),
@@ -148,14 +142,3 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
         # Otherwise Ray starts a worker for each of its many logical CPUs.
         "RAY_prestart_worker_first_driver": "0",
     }
-
-
-def seed_overrides(seed: int) -> list[str]:
-    """Seeds the order of the data, the rollout (and by ``+local=cpu`` the engine), verl's own cut
-    of mini-batches."""
-    settings = (
-        "data.seed",
-        "actor_rollout_ref.rollout.seed",
-        "actor_rollout_ref.actor.data_loader_seed",
-    )
-    return [f"{setting}={seed}" for setting in settings]

@@ -13,13 +13,12 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.model_config import folder_here
+from verl_padding.job.role_engine import ACTOR_MODEL, ACTOR_SECTION, REF_SECTION
 from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order
 ON_A_CPU = ("shared/host_is_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")
-ACTOR, REF, ROLLOUT, MODEL = (
-    f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model")
-)
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", ACTOR_MODEL
 # Tokens of a response that is let be, with calls of tools: scripted replies have some 24 each. The
 # logits of a micro-batch are large also for a shrunk model, which keeps its vocabulary.
 SHORT_RESPONSE = 2048
@@ -60,25 +59,16 @@ OF_ENGINE = {"strategy", "_target_", "optim", "checkpoint"}
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
-def reduced(
-    config: DictConfig,
-    *,
-    model: Path,
-    folder: Path,
-    attention: str = "sdpa",
-) -> tuple[DictConfig, list[str]]:
+def reduced(config: DictConfig, *, folder: Path, attention: str) -> tuple[DictConfig, list[str]]:
     """The reduced config, and in words what of the job is left out.
 
     Args:
         config: of the job; it is not changed.
-        model: the folder of its shrunk model.
-        folder: where all that the job writes goes.
+        folder: where all that the job writes goes; its shrunk model is in ``model`` there.
         attention: implementation that the model has on a CPU.
     """
     if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
-        refuse(
-            f"{ROLLOUT}.name=None", "verl needs the rollout's name", "Set it, to vllm for example."
-        )
+        refuse(f"{ROLLOUT}.name=None", "verl needs the rollout's name", "Set it, such as to vllm.")
     config = config.copy()
     left_out = [setting for setting in LEFT_OUT if OmegaConf.select(config, setting)]
     critic = OmegaConf.select(config, "critic.model.path")
@@ -99,7 +89,7 @@ def reduced(
             config.merge_with(OmegaConf.load(Path(configs.__file__).parent / name))
         config.pop("defaults", None)
         for section in (config.actor_rollout_ref.model, config.critic.model):
-            section.path = str(model)
+            section.path = str(folder / "model")
             section.override_config.attn_implementation = attention
         config.trainer.rollout_data_dir = str(folder / ROLLOUTS)
         for setting, value in changes.items():
@@ -124,7 +114,7 @@ def _changes(config: DictConfig) -> dict[str, Any]:
         "max_token_len_per_gpu": config.data.max_prompt_length + SHORT_RESPONSE,
         "micro_batch_size_per_gpu": 1,
     }
-    for section in (ACTOR, REF, ROLLOUT, "critic"):
+    for section in (ACTOR_SECTION, REF_SECTION, ROLLOUT, "critic"):
         for name, value in OmegaConf.select(config, section).items():
             for end, limit in limits.items():
                 if value is not None and name.endswith(end):
@@ -138,7 +128,7 @@ def _put_fsdp2(config: DictConfig) -> None:
     # Those stay the job's, and what is FSDP2's alone is verl's default.
     base = compose_job(JobArguments())
     with read_write(base):
-        for section in (ACTOR, REF, "critic"):
+        for section in (ACTOR_SECTION, REF_SECTION, "critic"):
             mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
             for name in (mine.keys() & fsdp2.keys()) - OF_ENGINE:
                 fsdp2[name] = mine[name]

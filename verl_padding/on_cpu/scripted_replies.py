@@ -3,6 +3,7 @@ ends."""
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 from verl_padding.on_cpu.rollout.batch_generation import Generation
@@ -26,14 +27,11 @@ class Replies:
         # Noise is of ordinary tokens: an image's would break the row's position ids.
         self._ordinary = min([len(tokenizer), *tokenizer.get_added_vocab().values()])
         # None is noise. The first reply is, so a loop that takes one turn sees a reply of no form.
-        self._texts = [None, *texts, *_calls_of_tools(rollout)]
-        self._given = 0
+        self._texts = cycle([None, *texts, *_calls_of_tools(rollout)])
 
     def answer(self, request: Generation) -> None:
         """Gives a request the next reply, of log-probs of -1, as far as it has room."""
-        text = self._texts[self._given % len(self._texts)]
-        self._given += 1
-        if text is None:
+        if (text := next(self._texts)) is None:
             draws = request.random
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
         else:

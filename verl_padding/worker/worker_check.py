@@ -24,7 +24,7 @@ from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
-from verl_padding.job.verl_losses import POLICY_LOSSES, losses_that
+from verl_padding.job.verl_losses import POLICY_LOSSES, ZERO_WITHOUT_ADVANTAGE
 from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.losses import normalize_over_mini_batch
 from verl_padding.worker.padded_engine import PaddedEngine
@@ -178,8 +178,8 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
         loss = get_policy_loss_fn(mode)
         mode = mode if loss.__module__.startswith("verl.") else None
     admitting = {
-        ZERO_ADVANTAGE_ROWS: losses_that(lambda each: each.is_zero_without_advantage),
-        OLD_LOG_PROBS: [*POLICY_LOSSES],
+        ZERO_ADVANTAGE_ROWS: ZERO_WITHOUT_ADVANTAGE,
+        OLD_LOG_PROBS: POLICY_LOSSES,
     }
     for saving, admitted in admitting.items():
         if saving in savings and mode not in admitted:

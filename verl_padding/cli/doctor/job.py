@@ -19,7 +19,7 @@ from verl_padding.cli.doctor.keys import (
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
-from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.job.verl_losses import GROUPING
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.plural import plural
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has t
 
 PLACES = ("path", "hf_config_path", "tokenizer_path")
 """Settings of a model that name folders which verl's class of it opens."""
-SERVER_RANKS = ("tensor_model", "data", "pipeline_model")
+SERVER_SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 
 
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
@@ -100,17 +100,16 @@ def _sizes(config: DictConfig) -> Iterator[Finding]:
     rollout = config.actor_rollout_ref.rollout
     nodes = rollout if rollout.nnodes else config.trainer
     n_gpus = nodes.nnodes * nodes.n_gpus_per_node
-    ranks = prod(rollout.get(f"{kind}_parallel_size", 1) for kind in SERVER_RANKS)
+    ranks = prod(rollout.get(size, 1) for size in SERVER_SIZES)
     if n_gpus < 1 or ranks < 1 or n_gpus % ranks:
-        sizes = " x ".join(f"{kind}_parallel_size" for kind in SERVER_RANKS)
+        sizes, first = " x ".join(SERVER_SIZES), SERVER_SIZES[0]
         why = f"{ranks} GPUs of a rollout server ({sizes}) do not divide the job's {n_gpus}"
-        tensor = f"{SERVER_RANKS[0]}_parallel_size"
-        yield wrong(f"actor_rollout_ref.rollout.{tensor}", f"{rollout[tensor]}: {why}. Change one.")
+        yield wrong(f"actor_rollout_ref.rollout.{first}", f"{rollout[first]}: {why}. Change one.")
 
 
 def _one_session(config: DictConfig) -> Iterator[Finding]:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if n == 1 and estimator in ESTIMATORS and ESTIMATORS[estimator].has_groups:
+    if n == 1 and estimator in GROUPING:
         why = f"algorithm.adv_estimator={estimator} compares the sessions of a prompt"
         yield warning("actor_rollout_ref.rollout.n", f"1: {why}. Raise it, or choose another.")
 
