@@ -1,7 +1,9 @@
-"""The errors of the plug-in, with one root; those of settings and data are ValueErrors as well."""
+"""The errors of the plug-in, with one root, and the parts of their messages."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NoReturn
 
 
 class PaddingError(Exception):
@@ -9,13 +11,16 @@ class PaddingError(Exception):
 
 
 class PaddingConfigError(PaddingError, ValueError):
-    """A setting, or a combination of settings, that cannot run; raised before any worker
-    starts."""
+    """A setting, or several beside each other, that cannot run; raised before workers start."""
 
 
 class PaddingDataError(PaddingError, ValueError):
     """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a
     worker lost."""
+
+
+class PlanError(PaddingError, ValueError):
+    """Rows or a job that cannot be planned, in one line."""
 
 
 def suggestion(value: str, choices: Iterable[str]) -> str:
@@ -24,3 +29,32 @@ def suggestion(value: str, choices: Iterable[str]) -> str:
     if close := get_close_matches(value, names, n=1):
         return f"Did you mean {close[0]}?"
     return f"Choices: {', '.join(names) or 'none'}."
+
+
+def plural(number: int, thing: str) -> str:
+    """
+    >>> plural(1, "pad"), plural(1200, "pad"), plural(2, "micro-batch")
+    ('1 pad', '1200 pads', '2 micro-batches')
+    """
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}{'es' if thing.endswith(('ch', 'ss')) else 's'}"
+
+
+@dataclass(frozen=True)
+class Incompatibility:
+    """Why a job cannot have a saving."""
+
+    setting: str
+    """With its value: ``actor_rollout_ref.actor.use_kl_loss=True``."""
+    why: str
+    fix: str
+    """What would have to change, as a sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.why}. {self.fix}"
+
+
+def refuse(setting: str, why: str, fix: str) -> NoReturn:
+    """Refuses a job, by a setting with its value, with a PaddingConfigError."""
+    raise PaddingConfigError(f"{setting}: {why}. {fix}")

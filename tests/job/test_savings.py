@@ -15,9 +15,8 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 import verl_padding
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import Incompatibility, PaddingConfigError
 from verl_padding.job import verl_check
-from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_facts import FACTS
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model

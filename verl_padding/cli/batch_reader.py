@@ -39,23 +39,22 @@ def read_batches(path: Path, tokenize: Tokenize | None) -> Iterator[tuple[str, R
     updates = parse_steps(lines, name)
     for update in updates:
         own = f"{name}, update {update.update}" if len(updates) > 1 else name
-        yield own, _recorded_rows(update, own)
+        yield own, _recorded_rows(update)
 
 
-def _recorded_rows(update: RecordedStep, name: str) -> Rows:
+def _recorded_rows(update: RecordedStep) -> Rows:
     # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
     # short one with trained tokens.
     dropped = sorted(
         (row for row in update.rows if row.zero_advantage),
         key=lambda row: (not row.trained_tokens, row.tokens),
     )
-    with as_data_error(name, "a step with its rows", "Record steps with padding.record=true"):
-        return Rows.from_keys(
-            update.keys,
-            [row.tokens for row in update.rows],
-            tries=update.tries(),
-            zero_advantage=[row.row for row in dropped],
-        )
+    return Rows.from_keys(
+        update.keys,
+        [row.tokens for row in update.rows],
+        tries=update.tries(),
+        zero_advantage=[row.row for row in dropped],
+    )
 
 
 def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -> Rows:

@@ -11,7 +11,7 @@ import typer
 
 from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import PaddingConfigError, plural
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.model_config import disable_remote_code_prompt
@@ -19,7 +19,6 @@ from verl_padding.plan import BatchPlan, Job, Rows, plan_batch
 from verl_padding.plan.call_costs import mini_batch_costs
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.planner import costs_of
-from verl_padding.plan.plural import plural
 from verl_padding.record.files import as_data_error
 
 DEFAULTS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true")

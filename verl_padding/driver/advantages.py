@@ -19,7 +19,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.utils.padding import response_to_nested
 
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import refuse
 from verl_padding.job.verl_losses import OF_TWO_SAMPLES, WHITENING
 from verl_padding.pads.queue import KVBatchMeta, jagged, put_columns, read_fields
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key

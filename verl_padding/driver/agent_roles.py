@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
-from verl_padding.errors import PaddingDataError
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import PaddingDataError, refuse
 from verl_padding.job.verl_losses import WITHOUT_GROUPS
 from verl_padding.pads.queue import KVBatchMeta, read_extra_fields, select_rows
 from verl_padding.plan.row_keys import rows_by_name

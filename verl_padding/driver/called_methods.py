@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 

@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.driver.agent_roles import check_baseline
+from verl_padding.errors import refuse
 from verl_padding.job.engine_refusals import check_adapters
-from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.model_config import config_path, folder_here
 from verl_padding.job.modes import SEPARATE_ASYNC, check_mode

@@ -15,10 +15,9 @@ from verl_padding.driver.step_metrics import (
     plan_metrics,
     rank_token_metrics,
 )
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import Incompatibility, PaddingDataError, refuse
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
-from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob

@@ -3,7 +3,7 @@
 from verl.trainer.ppo import v1
 
 from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import refuse
 from verl_padding.job.modes import COLOCATE_ASYNC, MODES, SEPARATE_ASYNC, SYNC
 
 

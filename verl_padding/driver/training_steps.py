@@ -20,8 +20,8 @@ from verl_padding.driver.worker_calls import (
     unplanned,
     wrap_worker_groups,
 )
+from verl_padding.errors import Incompatibility
 from verl_padding.job.calls import CALLS
-from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from verl.single_controller.base.worker_group import WorkerGroup
 
 from verl_padding.driver.planned_update import PlannedUpdate
-from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.errors import PaddingDataError, PaddingError, plural
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_check import FIX
@@ -20,7 +20,6 @@ from verl_padding.pads.padded_batch import NO_ADAPTER
 from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
-from verl_padding.plan.plural import plural
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.padded_engine import (
     SCHEDULER_STEPS,

@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.errors import Incompatibility, refuse
 from verl_padding.job.attention import FLASH_ATTN, FSDP
-from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.model_config import has_linear_attention, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import RoleEngine, is_lora

@@ -3,8 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.incompatibility import Incompatibility, refuse
+from verl_padding.errors import Incompatibility, PaddingConfigError, refuse
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, MEANS_OVER_ROWS, NOT_SUMS
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting

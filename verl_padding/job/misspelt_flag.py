@@ -1,12 +1,13 @@
-"""A flag of the plug-in that is misspelt: Hydra takes ``+paddng=fast`` for a new key, and verl
-would silently train without padding."""
+"""A flag of the plug-in that is misspelt, or is of an older version: Hydra takes ``+paddng=fast``
+for a new key, and verl would silently train without padding."""
 
 from difflib import SequenceMatcher
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import refuse
+from verl_padding.job.modes import MODE
 
 FLAG = "padding"
 ALIKE = 0.85
@@ -22,8 +23,13 @@ def meant_by(name: str, value: Any) -> str | None:
 
 
 def refuse_misspelt_flag(config: DictConfig) -> None:
-    """Refuses a config with such a key, which changes nothing."""
+    """Refuses a config with such a key, which changes nothing, or with the mode of a padded
+    trainer."""
     for key, value in config.items():
         if key != FLAG and (meant := meant_by(str(key), value)):
             why = "neither verl nor verl_padding reads this key"
             refuse(f"+{key!s}={value}", why, f"Did you mean {meant}?")
+    mode = str(OmegaConf.select(config, MODE))
+    if (verls := mode.removeprefix("padded_")) != mode:
+        why = "padding is requested by a flag, not by a mode"
+        refuse(f"{MODE}={mode}", why, f"Set {MODE}={verls} +{FLAG}=fast.")

@@ -15,8 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import PaddingConfigError, refuse
 from verl_padding.plan.calls import PaddedTo, SyncPoint
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.errors import Incompatibility
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.loss_weightings import CORRECTION
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_padding.config import AUTO, PaddingConfig
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import Incompatibility, PaddingConfigError
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.incompatibility import Incompatibility
 
 PACKER, SHARING = "packer", "sharing"
 ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS = "zero_advantage_rows", "recompute_old_log_probs"

@@ -19,7 +19,7 @@ def check_vendor_reaches_workers(config: Any) -> None:
     import ray
     from omegaconf import OmegaConf
 
-    from verl_padding.job.incompatibility import refuse
+    from verl_padding.errors import refuse
 
     given = (OmegaConf.select(config, FOR_WORKERS), os.environ.get(VARIABLE))
     if VENDOR not in given and not ray.is_initialized():

@@ -9,7 +9,7 @@ from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.incompatibility import Incompatibility, refuse
+from verl_padding.errors import Incompatibility, refuse
 from verl_padding.job.savings import SAVINGS
 from verl_padding.job.verl_facts import FACTS, Fact
 from verl_padding.job.verl_source import VerlSource, installed_verl

@@ -10,10 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import PaddingConfigError, refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_incompatibilities
-from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.job.model_config import (
     config_path,

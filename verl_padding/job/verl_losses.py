@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.incompatibility import refuse
+from verl_padding.errors import refuse
 
 LOSS_MODE, ESTIMATOR = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.adv_estimator"
 BYPASS = "bypass_mode"

@@ -9,9 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import PaddingConfigError, refuse
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.job.incompatibility import refuse
 from verl_padding.job.model_config import folder_here
 from verl_padding.job.role_engine import ACTOR_MODEL, ACTOR_SECTION, REF_SECTION
 from verl_padding.record.run_files import ROLLOUTS

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import PaddingDataError, plural
 from verl_padding.plan import Layout
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import session_of_key
 
 Floats = npt.NDArray[np.float64]

@@ -17,9 +17,8 @@ from transfer_queue import BatchMeta
 from transfer_queue import KVBatchMeta as KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import PaddingDataError, plural
 from verl_padding.pads.tags import is_padding
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import uid_of_key
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ the other packages: ``rows_DK[d][k]`` are the numbers of the rows of micro-batch
 - ``F``: fields
 """
 
+from verl_padding.errors import PlanError
 from verl_padding.plan.call_costs import LayoutFigures
 from verl_padding.plan.calls import OptimizerSteps, Packer, Pass, Sharing, Update
 from verl_padding.plan.cost import COST_MODELS
-from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import BatchPlan, plan_batch
 from verl_padding.plan.rows import Rows

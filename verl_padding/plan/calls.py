@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from verl_padding.errors import PlanError
 from verl_padding.plan.cost import up_to_multiple
-from verl_padding.plan.errors import PlanError
 
 SyncPoint = Literal["mini_batch", "micro_batch"]
 PaddedTo = Literal["row", "micro_batch", "local_batch"]

@@ -7,14 +7,13 @@ from itertools import chain
 
 import numpy as np
 
+from verl_padding.errors import PlanError, plural
 from verl_padding.plan.call_costs import CallCosts, LayoutFigures, score_layout
 from verl_padding.plan.calls import Call, Packer, Pass
 from verl_padding.plan.cost import COST_MODELS
-from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_local_batches
-from verl_padding.plan.plural import plural
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES, Job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_padding.plan.errors import PlanError
+from verl_padding.errors import PlanError
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import parts_of_key
 

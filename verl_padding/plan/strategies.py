@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import ClassVar
 
+from verl_padding.errors import PlanError, plural
 from verl_padding.plan.calls import (
     Call,
     OptimizerSteps,
@@ -23,14 +24,12 @@ from verl_padding.plan.calls import (
     check_fields,
 )
 from verl_padding.plan.cost import up_to_multiple
-from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import (
     MiniBatches,
     cut_evenly,
     even_groups,
     ordered,
 )
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import rows_by_name
 from verl_padding.plan.rows import Rows
 

@@ -1,4 +1,4 @@
 """Tokens that rows begin with alike: found once a step, planned, and computed once in the workers.
 
-May import: errors, job, pads, plan.
+May import: errors, pads, plan.
 """

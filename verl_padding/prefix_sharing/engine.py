@@ -21,8 +21,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingError
-from verl_padding.job.incompatibility import Incompatibility
+from verl_padding.errors import Incompatibility, PaddingError
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.attention import (
     GatherTokens,

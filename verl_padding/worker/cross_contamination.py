@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.incompatibility import Incompatibility
+from verl_padding.errors import Incompatibility, PaddingConfigError
 from verl_padding.job.model_config import has_linear_attention
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL
 from verl_padding.job.savings import SHARING

@@ -20,8 +20,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_padding.errors import PaddingConfigError, PaddingError
-from verl_padding.job.incompatibility import Incompatibility
+from verl_padding.errors import Incompatibility, PaddingConfigError, PaddingError
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 from verl_padding.job.verl_losses import POLICY_LOSSES, ZERO_WITHOUT_ADVANTAGE

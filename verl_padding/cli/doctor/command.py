@@ -7,8 +7,8 @@ from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.installation import choose_platform, plug_in, verl, versions
 from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.cli.job_config import quiet_imports
+from verl_padding.errors import plural
 from verl_padding.job.composition import JobArguments
-from verl_padding.plan.plural import plural
 
 STYLES = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 

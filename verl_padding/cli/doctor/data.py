@@ -13,8 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl_padding.cli.doctor.choices import agent_loops
 from verl_padding.cli.doctor.files import AGENT, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
-from verl_padding.errors import suggestion
-from verl_padding.plan.plural import plural
+from verl_padding.errors import plural, suggestion
 
 TRAIN, VALIDATION = "data.train_files", "data.val_files"
 REWARD = "reward.custom_reward_function.path"

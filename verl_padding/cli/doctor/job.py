@@ -17,11 +17,10 @@ from verl_padding.cli.doctor.keys import (
     values_of_other_kinds,
 )
 from verl_padding.cli.job_config import compose_or_refuse
-from verl_padding.errors import PaddingError
+from verl_padding.errors import PaddingError, plural
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.verl_losses import GROUPING
 from verl_padding.plan import STRATEGIES, Job
-from verl_padding.plan.plural import plural
 
 if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
     from verl_padding.job.verl_job import VerlJob
