@@ -106,7 +106,7 @@ class PaddingConfig:
         if isinstance(sharing := values.get("sharing"), bool):
             values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
         if isinstance(fields := values.get("fields"), Mapping):
-            values["fields"] = {str(name): _with_kind(each) for name, each in fields.items()}
+            values["fields"] = {str(name): _with_kind(name, each) for name, each in fields.items()}
         if values.get("cost_model") == "model":
             values["cost_model"] = "attention"
             _warn_of_old("cost_model=model", "attention")
@@ -116,12 +116,12 @@ class PaddingConfig:
             raise PaddingConfigError(_first_refusal(error)) from None
 
 
-def _with_kind(value: Any) -> dict[str, Any]:
+def _with_kind(name: Any, value: Any) -> dict[str, Any]:
     """What ``padding.fields`` has of a field: ``response`` is short for ``{kind: response}``."""
     parts = {"kind": None, **value} if isinstance(value, Mapping) else {"kind": value}
     if "role" in parts:
         parts["kind"] = parts.pop("role")
-        _warn_of_old("fields.<name>.role", "kind")
+        _warn_of_old(f"fields.{name}.role", "kind")
     return parts
 
 

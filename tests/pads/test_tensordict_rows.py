@@ -92,7 +92,7 @@ def without(*names):
 
 REFUSED = {
     "no prompt token": (lambda: without(), {"length": 1}, "^length=1: "),
-    "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0, "),
+    "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0:"),
     "masks of other lengths": (
         lambda: without().set("response_mask", torch.ones(5, 1, dtype=torch.int64)),
         {},

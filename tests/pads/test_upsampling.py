@@ -145,6 +145,15 @@ def test_worker_data_of_pads_alone_is_told_by_name():
         real_rows(worker_data(torch.ones(6, dtype=torch.bool)))
 
 
+@pytest.mark.parametrize(
+    "given", [{"multiple": 2.5}, {"multiple": True}, {"eos_token_id": None}, {"length": 2.5}]
+)
+def test_an_argument_of_another_kind_is_refused_by_its_name(given):
+    batch = put_rows([(5, 3), (7, 2)])
+    with pytest.raises(PaddingDataError, match=next(iter(given))):
+        upsample(batch, **{"multiple": 4} | given)
+
+
 @pytest.mark.parametrize("mark", [[float("nan")], [2.0], [0.0, 1.0]])
 def test_a_mark_that_is_neither_true_nor_false_is_refused(mark):
     rows = TensorDict({IS_PADDING: torch.tensor([[0.0] * len(mark), mark])}, batch_size=2)

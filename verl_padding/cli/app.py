@@ -135,8 +135,8 @@ def report(
         typer.Option(help="A recorded step to show; repeat it for several. Default: all."),
     ] = None,
 ) -> None:
-    """Writes a report of one or more runs: curves side by side, timelines of steps, rows and their
-    texts. It opens in a browser, without a network."""
+    """Writes a report of one or more runs: curves side by side, steps, rows and their texts. It
+    opens in a browser, without a network."""
     from verl_padding.cli.report import write_report
 
     for note in write_report(runs, out, steps=steps):
@@ -169,9 +169,7 @@ def dry_run(
         list[str] | None,
         typer.Option(help="A reply, besides random text and tool calls; repeatable."),
     ] = None,
-    timeout: Annotated[
-        int, typer.Option(min=1, help="Timeout of the step, in seconds after the job has started.")
-    ] = 900,
+    timeout: Annotated[int, typer.Option(min=1, help="Timeout of the job, in seconds.")] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.
 

@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.calls import ACTOR
-from verl_padding.job.metric_names import OPTIMIZER_STEPS, SESSION_SCORE
+from verl_padding.job.metric_names import SESSION_SCORE
 from verl_padding.record.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
 
 SESSION_REWARD = "mean reward of a session"
-ACTOR_STEPS = OPTIMIZER_STEPS.format(update=ACTOR)
+ACTOR_STEPS = "padding/actor/optimizer_steps/total"
 Curves = dict[str, dict[int, float]]
 """Metric -> step -> value, NaN where it is unknown."""
 

@@ -24,7 +24,7 @@ def dry_run(
 
     Args:
         replies: of the model in sessions, among noise and calls of tools.
-        timeout_s: seconds that the step may take, without the start of the job.
+        timeout_s: seconds that the job may take.
     """
     os.environ["VERL_PLATFORM"] = "cpu"  # verl reads it when it is imported
     sys.path.insert(0, os.getcwd())

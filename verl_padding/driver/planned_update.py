@@ -223,7 +223,7 @@ class PlannedUpdate(PaddedBatch):
         layouts = self.plan.layouts
         metrics = plan_metrics(self.plan, self._tokens_R, self.pad_length) | self.seconds
         if self.repeated_tokens is not None:
-            metrics[names.REPEATED_TOKENS] = self.repeated_tokens
+            metrics["padding/repeated_tokens/total"] = self.repeated_tokens
         if self._job.drops_zero_advantage and ACTOR in layouts:
             n_dropped = sum(map(len, layouts[ACTOR].dropped))
             metrics[names.DROPPED_ROWS.format(update=ACTOR)] = n_dropped

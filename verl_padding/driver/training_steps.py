@@ -26,10 +26,10 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta, set_aside
+from verl_padding.pads.queue import KVBatchMeta, clear, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.upsampling import image_of_pads, images_of_rows, strip
+from verl_padding.pads.upsampling import image_of_pads, images_of_rows
 from verl_padding.pads.vision_families import image_maker
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class TrainingSteps:
         finally:
             update, self.current = self.current, None
             if update is not None:
-                strip(update.pads)
+                clear(update.pads.keys, update.pads.partition_id)
         assert update is not None, "a local update without a plan"
         final = update.final_metrics()
         self._savings.update(final)

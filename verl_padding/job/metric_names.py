@@ -20,8 +20,6 @@ SAVED_TOKENS = (
 )
 SAVED_PASSES = "padding/saved/passes/total"
 SESSION_SCORE = "padding/session/score/mean"
-REPEATED_TOKENS = "padding/repeated_tokens/total"
 
 # Of an update.
-OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
 DROPPED_ROWS = "padding/{update}/left_out_rows/total"

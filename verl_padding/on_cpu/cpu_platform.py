@@ -1,5 +1,6 @@
 """verl's platform "cpu": what verl asks of an accelerator, answered by the host."""
 
+import os
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
@@ -55,3 +56,12 @@ class PlatformCPU(PlatformBase):
     # nothing to do on a CPU
     set_device = synchronize = set_allocator_settings = empty_cache = _always(None)
     profiler_start = profiler_stop = cudart = _always(None)
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need
+        # not have, and its cache takes half of the machine's memory unless a size is set, in GiB.
+        return super().rollout_env_vars() | {
+            "VLLM_TARGET_DEVICE": PLATFORM,
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+            "VLLM_NO_USAGE_STATS": "1",
+        }

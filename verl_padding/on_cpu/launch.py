@@ -27,8 +27,6 @@ _DROPPED = {
     "MASTER_PORT",
 }
 TIMED_OUT = 128 + signal.SIGALRM
-START_S = 600.0
-"""Seconds that a job may take until the time runs that its caller allows."""
 
 
 def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
@@ -44,7 +42,6 @@ def run_command(
     folder: Path,
     on_line: Callable[[str], object] = lambda _: None,
     timeout_s: float | None = None,
-    timed_from: str | None = None,
     cwd: Path | None = None,
 ) -> int:
     """Runs a command that starts a job, and returns its exit code; 128 + n if signal n ended it,
@@ -58,8 +55,6 @@ def run_command(
         folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl``
             there, a line a step.
         on_line: is called with each line of the output, without the newline.
-        timed_from: a text of the output, from which on the time runs; None for the start. To get
-            that far, a job has :data:`START_S`.
         cwd: the working directory; `folder` if None.
     """
     folder = folder.resolve()
@@ -77,17 +72,12 @@ def run_command(
         is_over.set()
         stdin.close()
 
-    seconds = timeout_s or threading.TIMEOUT_MAX
-    limit = threading.Timer(START_S if timed_from else seconds, end)
+    limit = threading.Timer(timeout_s or threading.TIMEOUT_MAX, end)
     limit.start()
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if timed_from and timed_from in line:
-                    limit.cancel()
-                    timed_from, limit = None, threading.Timer(seconds, end)
-                    limit.start()
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:

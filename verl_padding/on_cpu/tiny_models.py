@@ -91,11 +91,15 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
 
     ``qwen3_vl`` sees images and needs the extra ``vision``; the templates of
     ``qwen3_thinking`` and of ``qwen3_5``, a language model alone, leave out what was thought in
-    earlier turns.
+    earlier turns. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():
-        write_tiny_model(kind, place, seed=seed)
+        try:
+            write_tiny_model(kind, place, seed=seed)
+        except OSError:
+            if not place.is_dir():  # otherwise another process was faster with the same model
+                raise
     return place
 
 

@@ -49,7 +49,7 @@ class PaddedBatch:
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads,
     in the order in which verl assigns them to ranks. :meth:`put_pads` puts the pads,
-    :func:`~verl_padding.pads.upsampling.strip` of them takes them out.
+    :func:`~verl_padding.pads.queue.clear` of their keys takes them out.
 
     A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
     what its agent loop says.

@@ -1,6 +1,7 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -67,8 +68,7 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    if multiple < 1 or eos_token_id < 0:
-        raise PaddingDataError(f"{multiple=}, {eos_token_id=}: give at least 1 and 0.")
+    _check_numbers(multiple=(multiple, 1), eos_token_id=(eos_token_id, 0), length=(length or 0, 0))
     is_queued = isinstance(batch, KVBatchMeta)
     check_no_pads(batch.keys if is_queued else range(len(batch)), _which_are_pads(batch))
     if not len(batch):
@@ -91,6 +91,14 @@ def upsample(
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
+
+
+def _check_numbers(**given: tuple[Any, int]) -> None:
+    """Refuses what is not a whole number, or less than the number beside it."""
+    for name, (value, least) in given.items():
+        # bool is an int to Python, not to a user.
+        if not isinstance(value, Integral) or value is True or value < least:
+            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
 
 
 def strip(batch: Batch) -> Batch:

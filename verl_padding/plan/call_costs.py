@@ -95,8 +95,8 @@ class CallCosts:
         """Of each rank's micro-batches (D, K): the tokens that the engine computes, what they take
         of the token budget, and their cost. Numbers from ``n_rows`` on are pads.
 
-        A row that branches off another one takes a whole multiple of the budget, and
-        ``min_branch_tokens`` at least.
+        A row that branches off another one takes a multiple of ``token_multiple`` of the budget,
+        and ``min_branch_tokens`` at least.
         """
         # Rows of 5 and 3 tokens beside a pad of 2: 10 tokens where rows are packed, and 15 where
         # each is padded to the longest.

@@ -34,7 +34,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
-        for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
+        for key, tokens, _ in zip(self.key_R, self.tokens_R, self.prompt_R, strict=True):
             if key in seen:
                 raise PlanError(f"row {key!r} is in the batch twice: every key must be there once")
             seen.add(key)

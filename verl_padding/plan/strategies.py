@@ -1,8 +1,8 @@
 """The job, and the strategies: what a mini-batch is made of. To add one, write its class and
 register it below.
 
-``padding.strategy`` and all messages take their choices from here. A file of that name in
-``configs/padding`` makes it a choice of the config group, ``+padding=<name>``.
+All messages take their choices from here; ``PaddingConfig.strategy`` repeats them. A file of that
+name in ``configs/padding`` makes it a choice of the config group, ``+padding=<name>``.
 """
 
 from __future__ import annotations

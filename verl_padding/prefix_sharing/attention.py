@@ -57,7 +57,7 @@ def patch_attention() -> None:
     Ulysses ranks, once a process."""
     from verl.models.transformers import monkey_patch
 
-    _patch(ENTRIES, monkey_patch)
+    _patch([name for name in ENTRIES if name in ALL_ATTENTION_FUNCTIONS], monkey_patch)
 
 
 @functools.cache
@@ -70,8 +70,7 @@ def patch_veomni_attention() -> None:
 
 def _patch(names: Iterable[str], module: Any) -> None:
     for name in names:
-        if name in ALL_ATTENTION_FUNCTIONS:
-            ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
+        ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
     module._flash_attention_forward = gather_paths(module._flash_attention_forward)
 
 

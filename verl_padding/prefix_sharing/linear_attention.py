@@ -46,7 +46,7 @@ class Level:
     lengths: list[int]
     """Tokens of each piece."""
     parents: torch.Tensor
-    """The piece, of the level before, that each goes on from; nothing on the first, where they
+    """The piece, of the level before, that each goes on from; unread on the first, where they
     begin rows."""
     ends: torch.Tensor
     """int64 (pieces + 1,): where they begin and end."""
@@ -206,7 +206,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
         outputs: list[torch.Tensor] = []
         states: Any = None
         for level, part in zip(levels, split, strict=True):
-            states = None if states is None else states.index_select(0, level.parents)
+            states = None if level is levels[0] else states.index_select(0, level.parents)
             kwargs |= {"initial_state": states, "output_final_state": level is not levels[-1]}
             if "cu_seqlens" in known:  # fla's
                 on_cpu = {"cu_seqlens_cpu": level.ends_cpu} if "cu_seqlens_cpu" in known else {}

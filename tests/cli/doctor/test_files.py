@@ -31,7 +31,6 @@ from tests.support.doctored_job import (
     ({MODEL: "no_such_owner/no_such_model"}, "no_such_model"),
     ({"actor_rollout_ref.rollout.name": "???"}, "not set"),
     ({f"{A}.optim.optimizer": "AdamX"}, "Adam"),
-    ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": None}, "global_step_20"),
     ({"trainer.resume_from_path": "global_step_3"}, "resume_path"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):

@@ -11,7 +11,6 @@ from verl_padding.job.composition import JobArguments
 @mistakes(
     ({MODEL: "empty"}, "empty"),
     ({f"{A}.loss_agg_mode": "token-meen"}, "token-meen", "verl"),
-    ({"algorithm.adv_estimator": "rloo", "actor_rollout_ref.rollout.n": 1}, "rloo"),
     ({"actor_rollout_ref.rollout.m": 4}, "'m'", "verl"),
     ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "3"),
     ({"trainer.n_gpus_per_node": 0}, "0", f"{ROLLOUT}.tensor_model_parallel_size"),

@@ -25,7 +25,7 @@ AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN, BACKENDS = "save_path", "custom_backend_module"
 EXTERNAL_LIB = "external_lib"
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
-RESUMED, STEP = "trainer.resume_from_path", "global_step_"
+RESUMED = "trainer.resume_from_path"
 
 
 def files_and_modules(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
@@ -65,9 +65,6 @@ def files_and_modules(config: DictConfig, verls: DictConfig) -> Iterator[Finding
             yield from _code(key, value, file, name_key, settings[name_key])
         elif name != WRITTEN and (name == "path" or name.endswith("_path")):
             yield from _path(key, value)
-    step = settings.get(RESUMED, STEP)
-    if STEP not in str(step):
-        yield wrong(RESUMED, f"{step}: not the folder of a step. Set it to one, such as {STEP}20.")
     for target in own_agent_loops(config).values():
         yield from _class_named(f"{AGENT}.agent_loop_config_path", target)
     for name in _own_tools(config):

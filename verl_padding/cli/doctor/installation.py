@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import distributions, requires
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
@@ -25,7 +25,8 @@ def versions() -> Iterator[Finding]:
     for requirement in map(Requirement, requires(PACKAGE) or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name, installed = requirement.name, _installed(requirement.name)
+        name = requirement.name
+        installed = next((each.version for each in distributions(name=name)), None)
         if installed and requirement.specifier.contains(installed, prereleases=True):
             yield ok(name, installed)
         else:
@@ -47,13 +48,6 @@ def verl() -> Iterator[Finding]:
             yield wrong("verl", f"{line}. No padded job runs.")
     if untried := untried_verl():
         yield warning("verl", untried)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def plug_in() -> Iterator[Finding]:

@@ -19,7 +19,6 @@ from verl_padding.cli.doctor.keys import (
 from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError, plural
 from verl_padding.job.composition import JobArguments
-from verl_padding.job.verl_losses import GROUPING
 from verl_padding.plan import STRATEGIES, Job
 
 if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
@@ -69,7 +68,6 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
         yield from import_external_lib(config, model)
     yield from unknown_choices(config)
     yield from _sizes(config)
-    yield from _one_session(config)
     tokenizers = []
     for model in models:
         tokenizers.append((yield from _model(config, model)))
@@ -104,13 +102,6 @@ def _sizes(config: DictConfig) -> Iterator[Finding]:
         sizes, first = " x ".join(SERVER_SIZES), SERVER_SIZES[0]
         why = f"{ranks} GPUs of a rollout server ({sizes}) do not divide the job's {n_gpus}"
         yield wrong(f"actor_rollout_ref.rollout.{first}", f"{rollout[first]}: {why}. Change one.")
-
-
-def _one_session(config: DictConfig) -> Iterator[Finding]:
-    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if n == 1 and estimator in GROUPING:
-        why = f"algorithm.adv_estimator={estimator} compares the sessions of a prompt"
-        yield warning("actor_rollout_ref.rollout.n", f"1: {why}. Raise it, or choose another.")
 
 
 def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:

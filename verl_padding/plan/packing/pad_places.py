@@ -97,7 +97,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     moved_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
     # where it was: what a micro-batch computes in the end is no more than that.
-    used_DK, _, load_DK = costs.micro_batch_loads(rows_DK)
+    tokens_DK, _, load_DK = costs.micro_batch_loads(rows_DK)
     makespan_K = load_DK.max(axis=0)
     places_D = size - needed_D
     # In a micro-batch without rows, also of the same rank, a row takes the place of a pad.
@@ -111,7 +111,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
                 break
             if len(rows) == 1:
                 continue  # a micro-batch of one row would need a pad instead: nothing gained
-            has_room_DK = (used_DK + tokens <= budget) & (is_empty_DK | (places_D > 0)[:, None])
+            has_room_DK = (tokens_DK + tokens <= budget) & (is_empty_DK | (places_D > 0)[:, None])
             below_DK = np.where(has_room_DK, makespan_K - load_DK, never)
             taker, k = divmod(int(below_DK.argmax()), len(makespan_K))
             if below_DK[taker, k] == never:
@@ -121,7 +121,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
             is_empty_DK[taker, k] = False
             rows.remove(row)
             moved_DK[taker][k].append(row)
-            used_DK[taker, k] += tokens
+            tokens_DK[taker, k] += tokens
             load_DK[taker, k] += cost_R[row]
         if places_D[giver] < 0:
             return None
