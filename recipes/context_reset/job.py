@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_paths
 
@@ -34,7 +35,7 @@ def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
         f"data.train_files={train}",
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
-        f"data.seed={seed}",
+        *seed_overrides(seed),
     ]
 
 

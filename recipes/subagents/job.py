@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.recipes.subagents.make_data import write_sums
 
@@ -33,7 +34,7 @@ def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
         f"actor_rollout_ref.rollout.multi_turn.tool_config_path={HERE / 'tools.yaml'}",
-        f"data.seed={seed}",
+        *seed_overrides(seed),
     ]
 
 

@@ -31,13 +31,14 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
     """What zero-advantage rows would add to an actor's update."""
+    actor = ACTOR_SECTION
     why = "its gradient may not be 0 for an advantage of 0"
     yield from _unless_one_of(config, LOSS_MODE, ZERO_WITHOUT_ADVANTAGE, why)
     for_all = (
         f"{CORRECTION}.rollout_is_batch_normalize",
-        f"{ACTOR_SECTION}.use_kl_loss",
-        f"{ACTOR_SECTION}.entropy_coeff",
-        f"{ACTOR_SECTION}.calculate_entropy",
+        f"{actor}.use_kl_loss",
+        f"{actor}.entropy_coeff",
+        f"{actor}.calculate_entropy",
         "distillation.enabled",
     )
     yield from _if_set(config, for_all, "zero-advantage rows count in it")

@@ -132,3 +132,14 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
         # Otherwise Ray starts a worker for each of its many logical CPUs.
         "RAY_prestart_worker_first_driver": "0",
     }
+
+
+def seed_overrides(seed: int) -> list[str]:
+    """Seeds the order of the data, the rollout (and by ``+local=cpu`` the engine), verl's own cut
+    of mini-batches."""
+    settings = (
+        "data.seed",
+        "actor_rollout_ref.rollout.seed",
+        "actor_rollout_ref.actor.data_loader_seed",
+    )
+    return [f"{setting}={seed}" for setting in settings]
