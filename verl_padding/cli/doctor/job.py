@@ -126,26 +126,11 @@ def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
 
 
 def _ranks_of_a_row(verl_job: "VerlJob") -> Iterator[Finding]:
-    """Whether ranks divide into those that share a row, and these can share its heads out, as
-    verl's ``apply_monkey_patch`` asks."""
-    from verl_padding.job.model_config import config_path, folder_here, read_model_config
-
+    """Whether ranks divide into those that share a row."""
     for engine in verl_job.engines.values():
-        ranks, section = engine.size("Ulysses"), engine.model_section
         if engine.n_gpus % engine.gpus_per_row:
             why = f"{engine.n_gpus} GPUs, and {engine.gpus_per_row} of them share a row"
             yield wrong(engine.section, f"{why}. Set its parallel sizes to divisors.")
-        path = config_path(OmegaConf.select(verl_job.config, section))
-        if ranks == 1 or not folder_here(path):
-            continue
-        model = read_model_config(verl_job.config, section)
-        text = model.get("text_config") or model
-        heads = text["num_attention_heads"]
-        keys = text.get("num_key_value_heads") or heads
-        if heads % ranks or (keys % ranks and ranks % keys):
-            why = f"{ranks} Ulysses ranks do not divide {heads} heads ({keys} of keys) of {path}"
-            fix = f"Set it to a divisor of {heads}."
-            yield wrong(f"{engine.section}.ulysses_sequence_parallel_size", f"{why}. {fix}")
 
 
 def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
