@@ -1,4 +1,4 @@
-"""The errors of the plug-in, with one root, and the parts of their messages."""
+"""The root of the plug-in's errors and its kinds, what blocks a saving, and the words of both."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class PaddingError(Exception):
 
 
 class PaddingConfigError(PaddingError, ValueError):
-    """A setting, or several beside each other, that cannot run; raised before workers start."""
+    """A setting, or several beside each other, that cannot run."""
 
 
 class PaddingDataError(PaddingError, ValueError):
-    """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a
-    worker lost."""
+    """Rows, or a file of them, that cannot be read, planned, padded or trained as planned; an
+    argument that cannot be used."""
 
 
 class PlanError(PaddingError, ValueError):

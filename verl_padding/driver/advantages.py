@@ -1,5 +1,5 @@
-"""Samples of a prompt: verl 0.9.1 takes each row for one, where a session of several rows is one
-here.
+"""verl's estimators on whole sessions, and on rows: verl 0.9.1 takes each row for a sample of its
+prompt, where a session of several rows is one here.
 
 A session of ten rows, each with the session's reward, would be ten samples of its prompt. Here its
 response tokens are put one after the other, in the order of its rows, with the reward on the last

@@ -23,7 +23,7 @@ def check_job(config: DictConfig) -> VerlJob:
     """The job of a config; one that cannot run is refused by a PaddingConfigError, before any
     worker starts.
 
-    The one door of trainer, Hydra's callback, doctor and dry run.
+    The one door of trainer, Hydra's callback and commands.
     """
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY

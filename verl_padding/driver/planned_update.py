@@ -68,7 +68,7 @@ class PlannedUpdate(PaddedBatch):
     ):
         self._job, self._step, self._log_once = job, step, log_once
         self.seconds: dict[str, float] = {}
-        """Metric -> seconds that planning and its parts took."""
+        """Metric -> seconds that planning, and putting pads, took."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
         self._dropped: list[int] = []

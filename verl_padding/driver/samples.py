@@ -1,4 +1,4 @@
-"""Rows that count where something is divided by rows.
+"""Advantages of a batch: which rows count as samples, and what the others get.
 
 verl's driver functions divide by the rows that they get. Among these, a row without a trained token
 is a KL of 0, a perplexity of 1, and one more sample of its prompt; so they get the others alone.

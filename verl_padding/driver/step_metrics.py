@@ -1,5 +1,6 @@
-"""What is logged under ``padding/`` each step: what pads cost, what the plan does, what the workers
-say; and what the rows are, teach and have in common, over all local updates."""
+"""What is logged each step, under ``padding/`` and in the place of verl's performance metrics: what
+pads cost, what the plan does, what the workers say; and what the rows are and teach, over all local
+updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.worker.losses import MICRO_BATCHES
 
 ADVANTAGES, SCORES = FIELDS = "advantages", "rm_scores"
-"""Fields of verl's rows that are read, beside their token ids."""
+"""Fields of verl's rows that are read, beside their masks."""
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
-verl calls them."""
+"""The steps of a padded job: what the overrides of the trainer's methods do."""
 
 import logging
 from collections import Counter

@@ -4,7 +4,7 @@ classes, not from YAML.
 A role's section and its engine's have some settings in common, and verl's classes decide which of
 the two counts: those of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those
 of the critic do not. What verl 0.9's workers write into an engine's config is then written here,
-and a test compares the two. This imports no verl or torch.
+and a test compares the two. Importing this module imports no verl or torch.
 """
 
 import warnings
@@ -134,7 +134,7 @@ class RoleEngine:
         return prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        """Fields of the planner's pass for a call of this role, except its cost model."""
+        """Fields of the planner's ``Call`` (``plan/calls.py``) for a call of this role."""
         config = self.config
         fields: dict[str, Any] = {
             "dp_size": dp_size,
@@ -168,7 +168,7 @@ class RoleEngine:
         return int(group or self.size("pipeline"))
 
     def _sync_point(self, training: bool) -> SyncPoint:
-        """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
+        """Where the role's ranks wait for each other: see ``Call`` (``plan/calls.py``)."""
         config, in_each, tensor = self.config, True, self.size("tensor")
         if self.strategy == "megatron":
             # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP

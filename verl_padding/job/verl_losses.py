@@ -1,5 +1,5 @@
 """What the plug-in has to know of verl's policy losses and advantage estimators: all names, and
-which have a property that ``tests/equivalence`` computes."""
+which have a property that tests compute."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -54,7 +54,7 @@ GROUPING = (
 )
 """Estimators that compare the sessions of a prompt."""
 ESTIMATORS = (*WITHOUT_GROUPS, *GROUPING)
-"""Of a loss or an estimator that a user registers, nothing of this is known."""
+"""All that are known; of a loss or an estimator that a user registers, nothing of this is."""
 
 
 def verls_own(names: Iterable[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows in TransferQueue: what pads hold, how they come and go, which rows are real.
+"""Rows in TransferQueue: what pads hold, which rows are real, what workers are told of them.
 
 May import: errors, plan.
 """

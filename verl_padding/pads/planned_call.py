@@ -27,7 +27,8 @@ MINI_BATCH = "mini_batch"
 
 @dataclass(frozen=True, kw_only=True)
 class MiniBatch:
-    """What an optimizer step must know of its mini-batch, over all ranks."""
+    """What an optimizer step must know of its mini-batch, over all ranks; ``plan/mini_batches.py``
+    cuts them."""
 
     local_batches: tuple[RowNumbers, ...]
     """Row numbers of each rank."""

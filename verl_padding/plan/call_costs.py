@@ -130,8 +130,8 @@ class CallCosts:
         return loads[0], loads[1], loads[2]
 
     def used_by_rows(self, tokens_I: Int64s, branches_I: NDArray[np.bool_]) -> Int64s:
-        """What rows take of the token budget of which so many tokens are computed, and that branch
-        off another row or not."""
+        """What rows take of the token budget, by how many of their tokens are computed and by
+        whether each branches off another one."""
         used_I = np.maximum(self._rounded_up(tokens_I), self.call.min_branch_tokens)
         return np.where(branches_I, used_I, tokens_I)
 
@@ -170,8 +170,8 @@ class LayoutFigures:
     """Computed tokens of real rows / tokens that all ranks' micro-batches could hold; None if
     verl's packer cuts them, or without a token budget."""
     computed_tokens: int
-    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
-    leaves."""
+    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of
+    their segments."""
     sharing_factor: float
     """Tokens of the real rows / computed tokens; 1 if nothing is shared."""
     micro_imbalance: float | None
@@ -198,7 +198,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
 
 
 def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[dict[str, int]]:
-    """Of each optimizer step of any layout, also of stock verl's: numbers of ``real_rows``,
+    """Of each optimizer step of a layout: numbers of ``real_rows``,
     ``pads`` and a rank's ``micro_batches``; ``real_tokens``, of the real rows, and of these
     ``computed_tokens``, which rows of a micro-batch share, once; with its pads, the ``cost`` of all
     that is computed, that of the slowest rank (``mini_slowest``: the time if ranks synchronize once

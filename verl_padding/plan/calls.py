@@ -1,4 +1,4 @@
-"""The worker calls of a training step, and what each requires of the rows that it gets."""
+"""The worker calls of a local update, and what each requires of the rows that it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of an update, cut into mini-batches, and what strategies have in common: even cuts of
+"""The rows of a call, cut into mini-batches, and what strategies have in common: even cuts of
 rows and prompts."""
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Groups = list[list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class MiniBatches:
-    """The real rows of an update, cut into mini-batches."""
+    """The real rows of an update, cut into mini-batches; those of a pass are one."""
 
     rows_M: Sequence[Sequence[int]]
     """Numbers of the real rows of each mini-batch that are computed; none is empty."""

@@ -45,7 +45,7 @@ class BatchPlan:
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
-    """Plans every worker call of a training step. The same rows, job and seed give the same plan on
+    """Plans every worker call of a local update. The same rows, job and seed give the same plan on
     every machine.
 
     >>> from verl_padding.plan import Update
@@ -58,7 +58,8 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     (((0, 1), (2, 3)),)
 
     Raises:
-        PlanError: there is no row, or one does not fit into a micro-batch of one of the calls.
+        PlanError: there is no row, one does not fit into a micro-batch of one of the calls, or all
+            together cost too much to be counted.
     """
     if not len(rows):
         raise PlanError(

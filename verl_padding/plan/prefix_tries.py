@@ -1,4 +1,5 @@
-"""Rows that begin alike: what an engine that computes shared beginnings once has to compute.
+"""Rows of a batch that begin alike: what an engine that computes shared beginnings once has to
+compute. The trie of a micro-batch, for workers, is in ``prefix_sharing/prefix_trie.py``.
 
 Sorted so that the longer of two rows that begin alike comes first, each row shares most with the
 row before it: rows are the branches of tries, written down with two whole numbers a row. Two rows

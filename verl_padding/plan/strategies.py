@@ -1,7 +1,7 @@
 """The job, and the strategies: what a mini-batch is made of. To add one, write its class and
 register it below.
 
-All messages take their choices from here; ``PaddingConfig.strategy`` repeats them. A file of that
+Messages take their choices from here; ``PaddingConfig.strategy`` repeats them. A file of that
 name in ``configs/padding`` makes it a choice of the config group, ``+padding=<name>``.
 """
 
@@ -143,7 +143,7 @@ STRATEGIES: Mapping[str, Strategy] = {"prompt": Prompt(), "rows": EvenRows(), "l
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All worker calls of one training step, and how their rows are arranged."""
+    """All worker calls of one local update, and how their rows are arranged."""
 
     strategy: str
     """Name in ``STRATEGIES``: what a mini-batch is made of."""
@@ -176,8 +176,7 @@ class Job:
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
     cost_model: str = "attention"
-    """Name in ``COST_MODELS``: the cost by which ranks are balanced, unless a call has its
-    own."""
+    """Name in ``COST_MODELS``: the cost by which ranks are balanced."""
 
     def __post_init__(self) -> None:
         check_fields(self)

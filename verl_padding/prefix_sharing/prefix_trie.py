@@ -1,10 +1,13 @@
 """The rows of a micro-batch as a trie, in which each token that rows share is computed once, also
 where rows branch.
 
-A row that is not the beginning of another one has a *segment*: the whole row, or
-what follows the shared tokens and a copy of the last one of them, because a token's output is
-compared with the token after it, which is another one on each branch. All tokens of a row, shared
-or not, are its *path*: queries of a segment attend to keys and values of the path.
+A row that is not the beginning of another one has a *segment*: the whole row, or what follows the
+shared tokens and a copy of the last one of them, because a token's output is compared with the
+token after it, which is another one on each branch. All tokens of a row, shared or not, are its
+*path*: queries of a segment attend to keys and values of the path, by :class:`Paths`, or by
+:class:`PackedPaths` in Megatron's buffer.
+
+How rows of a whole batch begin alike, for the plan, is in ``plan/prefix_tries.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +24,8 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.prefix_tries import cached_tokens
 
 TRIE = "prefix_trie"
-"""Key of the trie in a micro-batch, and of its place on attention modules and in their calls; and
-the mark of a callable that follows it, so that none is wrapped twice."""
+"""Key of the trie in a micro-batch, and of its place on attention modules, in their calls and on
+Megatron's ``packed_seq_params``."""
 
 
 @dataclass(frozen=True, kw_only=True)

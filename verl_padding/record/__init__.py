@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: metrics, dumps, recorded steps and seconds of micro-batches.
+"""What a run leaves in its folder: metrics, dumps and recorded steps.
 
 May import: errors, pads, plan.
 """

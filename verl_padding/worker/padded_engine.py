@@ -1,4 +1,5 @@
-"""verl's engines as padded jobs have them: a mixin before the engine that verl would choose.
+"""verl's engines as padded jobs have them: a mixin before the engine that verl would choose. And
+what engines have done in a call, for the driver.
 
 verl's registry looks up an engine by device and vendor, and takes the vendor from
 ``VERL_ENGINE_VENDOR`` where that is set. The config group sets it to :data:`VENDOR` for the workers
@@ -109,7 +110,7 @@ def padded(engine: type) -> type:
     if issubclass(engine, FSDPEngine):
         mixins = (SharingEngine, PaddedEngine)
     elif any(cls.__module__ == MEGATRON for cls in engine.__mro__):
-        mixins = (PaddedEngine, MegatronSharingEngine)
+        mixins = (MegatronSharingEngine, PaddedEngine)
     return type(f"Padded{engine.__name__}", (*mixins, engine), {"stock": engine})
 
 

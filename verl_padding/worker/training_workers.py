@@ -1,4 +1,5 @@
-"""The workers that train or ask a model, inside of what Ray runs."""
+"""The workers that train or ask a model, inside of what Ray runs; what they answer, and rows as
+they get them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,7 @@
-"""What a worker must be before it gets a row: one with padded engines, whose losses are scaled by
-what a mini-batch says of itself. And what of it blocks a saving: a loss not verl's, a model that
-draws in training, an engine that cuts or computes rows in its own way.
+"""What a worker must be before it gets a row: one with padded engines, of which none learns from
+pads beside the loss, and whose losses are scaled by what a mini-batch says of itself. And what of
+it blocks a saving: a loss not verl's, a model that draws in training, an engine that cuts or
+computes rows in its own way.
 
 verl's losses read the rows, the trained tokens and the ranks of a mini-batch by name, and take
 those of the micro-batch where they find none. So if a later verl renames one, jobs go on with other

@@ -2,9 +2,9 @@
 and wherever rows share.
 
 FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. Micro-batch k of
-all ranks is a *micro-step*, as high as the cost of its costliest bin. A mini-batch takes the sum of
-the makespans, and a little more for each micro-step. Two things keep that low: few micro-steps, and
-bins of one micro-step that cost the same.
+all ranks is a *micro-step*; its *makespan* is the cost of its costliest bin. A mini-batch takes the
+sum of the makespans, and a little more for each micro-step. Two things keep that low: few
+micro-steps, and bins of one micro-step that cost the same.
 
 Rows of 900, 500, 400 and 100 tokens, two ranks and a budget of 1,000, with a cost of one a token:
 900 beside 500 + 400 is the first micro-step, and 100 beside a pad would be the second. One
@@ -39,7 +39,7 @@ MicroSteps = list[list[Bin]]
 """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
 yet. Both micro-steps and the bins in them come from costly to cheap."""
 GOALS = (2.0, 1.0, 1 / 2)
-"""Maximum cost of a run, as a multiple of a bin's even share; each is tried."""
+"""Maximum cost of a run, as a multiple of a bin's even share; where rows branch, each is tried."""
 MAX_CUT_BACK = 2
 """A run may end early where less is shared, by 1 / MAX_CUT_BACK of its cost at most."""
 MAX_GATHERED_TOKENS_RATIO = 8
@@ -116,7 +116,7 @@ class PackingUnits:
         return rows_DK
 
     def micro_steps(self) -> MicroSteps:
-        """The fewest micro-steps that hold all units."""
+        """As few micro-steps as are found to hold all units."""
         call = self.costs.call
         fewest = -(-sum(self.tokens_I) // (self.costs.token_budget * call.dp_size))
         n_steps = up_to_multiple(fewest, call.micro_batch_multiple)
