@@ -16,7 +16,7 @@ from verl_padding.plan import COST_MODELS, STRATEGIES
         ({"denominator": 3}, r"^padding.denominator=3: must be 'rows' or 'nominal'\.$"),
         ({"pad_length": 1}, r"^padding.pad_length=1: must be .* 2 or 'auto'\.$"),
         ({"sharing": ["tries"]}, r"^padding.sharing=\['tries'\]: "),
-        ({"timing": 1}, r"^padding.timing=1: "),
+        ({"record": 1}, r"^padding.record=1: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Did you mean strategy\?$"),

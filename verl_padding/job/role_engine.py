@@ -153,6 +153,7 @@ class RoleEngine:
             refuse(f"{self.settings[name]}=None", why, "Set it.")
         if not config.use_dynamic_bsz:
             return fields | {"micro_batch_rows": int(size)}
+        # verl multiplies it by the ranks that share a row by sequence: the first of the sizes.
         budget = int(size) * self.size(next(iter(PARALLEL_SIZES[self.strategy])))
         return fields | {"token_budget": budget, "budget_setting": self.settings[name]}
 

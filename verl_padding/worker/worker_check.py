@@ -108,7 +108,7 @@ def check_loss_scaling(role: str, loss: Any) -> None:
         checks.append((HALF, 0.5))
     for changed, factor in checks:
         value, expected = _value(inner, ALONE | changed), factor * alone
-        # A user's loss that is no number is so whatever it reads; his first step shows it.
+        # A loss of a user's that is NaN is so whatever it reads: the first step's metrics show it.
         if not torch.isclose(value, expected, rtol=1e-5, equal_nan=True):
             names = ", ".join(f"{name}={number}" for name, number in changed.items())
             raise PaddingError(
