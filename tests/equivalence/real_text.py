@@ -13,9 +13,6 @@ import random
 import tempfile
 from pathlib import Path
 
-import benchmarks.ray_and_queue  # noqa: F401  (before verl: it chooses verl's platform)
-
-# isort: split
 import pandas as pd
 import torch
 import typer

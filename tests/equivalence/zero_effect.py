@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.ray_and_queue import ray_and_queue  # before verl: it chooses verl's platform
-
-# isort: split
 import torch
 import transfer_queue as tq
 import typer
@@ -29,6 +26,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from benchmarks.one_gpu.rows import nested
+from benchmarks.ray_and_queue import ray_and_queue
 from benchmarks.results import Keep, report
 from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
