@@ -87,6 +87,6 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session
     weighting = LossWeighting(mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError,
-        match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)",
+        match=r"^row 'p_1_0': loss_weight=0.0, as in all rows of mini-batch 0 .*\(1 row\)",
     ):
         loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighting)

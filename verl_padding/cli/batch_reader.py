@@ -91,7 +91,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> Row:
     if type(prompt := entry["prompt"]) not in (str, int):
-        raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
+        raise TypeError(f"prompt={prompt!r}: must be a string or an integer")
     # The number of the line makes the key unique.
     key = row_key(prompt, entry["session"], line)
     if "token_ids" not in entry:

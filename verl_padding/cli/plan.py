@@ -106,7 +106,7 @@ def plan_notes(rows: Rows, job: Job, plan: BatchPlan) -> Iterator[str]:
     if rows.zero_advantage:
         tokens = sum(rows.tokens_R[row] for row in rows.zero_advantage) / sum(rows.tokens_R)
         share = f"{len(rows.zero_advantage)} of {plural(len(rows), 'row')}"
-        yield f"{share}, {tokens:.1%} of the tokens, have an advantage of 0, or no trained token."
+        yield f"{share}, {tokens:.1%} of the tokens, are zero-advantage rows."
     yield from plan.warnings
 
 

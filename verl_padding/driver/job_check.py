@@ -33,7 +33,7 @@ def check_job(config: DictConfig) -> VerlJob:
         refuse("padding=None", "a padded trainer needs this section", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
     check_vendor_reaches_workers(config)
-    why = "padded trainers extend verl's v1 trainers alone"
+    why = "padded trainers extend only verl's v1 trainers"
     if (async_training := config.get("async_training")) is not None:
         refuse(f"async_training={async_training}", why, "Leave it out.")
     if not config.trainer.use_v1:

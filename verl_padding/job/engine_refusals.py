@@ -122,7 +122,7 @@ def _check_megatron(engine: RoleEngine) -> None:
     if config.pad_to_length and config.use_remove_padding and bucket % multiple:
         refuse(
             f"{section}.pad_to_length_bucket={bucket}",
-            f"ranks that share rows take lengths in multiples of {multiple}",
+            f"GPUs that split rows take lengths in multiples of {multiple}",
             f"Set it to {up_to_multiple(bucket, multiple)}.",
         )
 
@@ -130,7 +130,7 @@ def _check_megatron(engine: RoleEngine) -> None:
 def length_incompatibilities(named: str, model: Mapping[str, Any]) -> Iterator[Incompatibility]:
     """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
     if rope := rope_by_length(model):
-        why = f"{rope}, so prefixes of rows of other lengths differ"
+        why = f"{rope}, so a prefix differs by the row's length"
         yield Incompatibility(named, why, "Choose another model, or padding.sharing=off.")
 
 

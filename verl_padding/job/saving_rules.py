@@ -41,7 +41,7 @@ def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibi
         f"{actor}.calculate_entropy",
         "distillation.enabled",
     )
-    yield from _if_set(config, for_all, "zero-advantage rows count in it")
+    yield from _if_set(config, for_all, "zero-advantage rows add to it")
 
 
 def old_log_prob_incompatibilities(

@@ -145,8 +145,8 @@ def describe_step(step: Mapping[str, float]) -> str:
     line = ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
     if step.get(GRAD_NORM) == 0:
         line += (
-            ". All gradients are zero, so losses were not tested, as if all replies to a prompt "
-            "earn the same. Give some that earn more by --reply."
+            ". All gradients are zero, so losses were not tested, as when all replies to a prompt "
+            "earn the same. Add one that earns more: --reply."
         )
     return line
 

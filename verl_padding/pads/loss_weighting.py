@@ -73,9 +73,9 @@ def loss_factors(
         with_loss = [row for row in rows if tokens[row]]
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
-                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row "
-                f"of mini-batch {number} of {ACTOR!r} that has a trained token "
-                f"({plural(len(with_loss), 'row')}) weighs more. Leave such rows out."
+                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, as in all "
+                f"rows of mini-batch {number} of {ACTOR!r} with a trained token "
+                f"({plural(len(with_loss), 'row')}). Leave such rows out."
             )
         factor_R[rows] = _factors(
             [keys[row] for row in rows], weights[rows], tokens[rows], weighting

@@ -161,8 +161,8 @@ def row_schemas(
         if unlisted := [*compress(keys, unlisted_R)]:
             raise PaddingDataError(
                 f"field {name!r}: TransferQueue has stored it for row {unlisted[0]!r} without "
-                "listing it, as its dtype, or that of a field before it, is not that of the first "
-                f"put ({dtype or 'no tensor'}). Have all rows put each field in one dtype."
+                "listing it: its dtype, or that of an earlier field, differs from the first "
+                f"put's ({dtype or 'no tensor'}). Have all rows put each field in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(has_R for _, has_R, _ in fields.values()), strict=True)

@@ -130,7 +130,7 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role} model, a row has other outputs in a longer row that begins with it (by "
+            f"in the {role} model, a row's outputs change in a longer row that begins with it (by "
             f"{beginning:.2g}; its first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")

@@ -98,7 +98,7 @@ class MegatronSharingEngine(VerlEngine):
         # Not before: the other ranks of a pipeline would wait for this one.
         if self._mixes_branches:
             raise BranchesMixedError(
-                f"padding.sharing='on': layers of {self.stock.__name__} have mixed rows that "
+                f"padding.sharing='on': layers of {self.stock.__name__} mix rows that "
                 "diverge. Set padding.sharing=off."
             )
         return answer

@@ -196,7 +196,7 @@ def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
             for key, rate in vars(module).items():
                 is_rate = "drop" in key or "jitter" in key or (is_dropout and key == "p")
                 if is_rate and isinstance(rate, float) and rate > 0:
-                    why = "the actor is random in training, so a pass has other log-probs"
+                    why = "the actor is stochastic in training, so a pass's log-probs differ"
                     setting = f"{name}.{key}={rate}"
                     yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
                     return

@@ -149,14 +149,14 @@ def find_module(name: str) -> Path | None:
 def own_agent_loops(config: DictConfig) -> dict[str, str]:
     """Name and class of the entries of the job's file of agent loops, as verl reads it; a
     PaddingDataError if it cannot read them."""
-    expected = "a list of agent loops, with the texts name and _target_"
+    expected = "a list of agent loops, with strings name and _target_"
     with _yaml_of(config, f"{AGENT}.agent_loop_config_path", expected) as entries:
         return {loop["name"]: f"{loop['_target_']}" for loop in entries or ()}
 
 
 def _own_tools(config: DictConfig) -> list[str]:
     """Classes of the job's file of tools, which agent loops import as a session begins."""
-    expected = "a mapping with a list of tools, each with the text class_name"
+    expected = "a mapping with a list of tools, each with a string class_name"
     with _yaml_of(config, TOOLS, expected) as entries:
         return [f"{tool['class_name']}" for tool in (entries or {"tools": ()})["tools"]]
 
