@@ -15,7 +15,6 @@ one process.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -26,7 +25,7 @@ from typing import Any
 import typer
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.results import Keep, busy_cores, report
+from benchmarks.results import Keep, report
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves, read_curves
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
@@ -120,11 +119,9 @@ def run_of(case: Case, side: str, seed: int, folder: Path) -> dict[str, Any]:
             f"trainer.rollout_data_dir={folder / ROLLOUTS}",
             f"hydra.run.dir={folder / HYDRA}",
         ]
-        started = time.monotonic()
         if code := run_local_job(job, folder=folder):
             raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
-        figures = figures_of(folder) | {"seconds": round(time.monotonic() - started)}
-        result.write_text(json.dumps(figures) + "\n")
+        result.write_text(json.dumps(figures_of(folder)) + "\n")
     return dict(json.loads(result.read_text()))
 
 
@@ -148,12 +145,12 @@ def runs_of(runs: dict[str, dict[str, Any]], side: str) -> Sequence[dict[str, An
 
 def main(case: str, only: str = "", out: Path = Path("outputs"), keep: Keep = False) -> None:
     """Runs a recipe, each side and seed whose name begins with ``only``."""
-    busy, it, runs = busy_cores(), CASES[case], {}
+    it, runs = CASES[case], {}
     for side, seed in product(it.sides, range(it.seeds)):
         if (name := f"{side}_seed{seed}").startswith(only):
             runs[name] = run_of(it, side, seed, (out / case / name).resolve())
     said = {"recipe": recipe_of(it.recipe), "sides": it.sides, "steps": it.steps}
-    report(f"runs {case}", said | {"runs": runs}, keep=keep, busy=busy)
+    report(f"runs {case}", said | {"runs": runs}, keep=keep)
 
 
 def add_stock_counts(curves: Curves, folder: Path) -> None:
