@@ -3,7 +3,7 @@ and pads they take.
 
     python -m benchmarks.runs demo|subagents|source_job [--only NAME] [--keep]
 
-A seed has a model, data and draws of its own. A run takes five to twenty minutes on two cores; one
+A seed has a model, data and draws of its own. A run takes four to twenty minutes on two cores; one
 that is in its folder is not run again, so that a benchmark can be stopped and started, and two can
 run at a time (``--only``).
 
